@@ -1,0 +1,102 @@
+#include "base/thread_pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <string>
+
+#include "base/check.h"
+
+namespace nibble {
+namespace {
+
+// cpu.max of cgroup v2 is "quota period" or "max period"; v1 has the two numbers in two files.
+double cgroup_cpu_quota() {
+  std::string quota;
+  double period = 0;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> quota >> period && quota != "max" && period > 0) {
+    return std::atof(quota.c_str()) / period;
+  }
+  double quota_us = 0;
+  std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+      v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  if (v1_quota >> quota_us && v1_period >> period && quota_us > 0 && period > 0) return quota_us / period;
+  return 0;
+}
+
+}  // namespace
+
+int usable_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cpus = ::sched_getaffinity(0, sizeof(set), &set) == 0
+                 ? CPU_COUNT(&set)
+                 : static_cast<int>(std::thread::hardware_concurrency());
+  if (double quota = cgroup_cpu_quota(); quota > 0) cpus = std::min(cpus, static_cast<int>(quota + 0.5));
+  return std::max(cpus, 1);
+}
+
+struct ThreadPool::Loop {
+  int64_t count;
+  const std::function<void(int64_t)>* body;
+  std::atomic<int64_t> next{0};
+
+  void run() {
+    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) (*body)(i);
+  }
+};
+
+ThreadPool::ThreadPool(int threads) {
+  NIBBLE_CHECK(threads >= 1);
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
+  if (count <= 0) return;
+  if (count == 1 || workers_.empty()) {
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  Loop loop{count, &body};
+  {
+    std::lock_guard lock(mutex_);
+    NIBBLE_CHECK(loop_ == nullptr);
+    loop_ = &loop;
+    ++epoch_;
+  }
+  wake_.notify_all();
+  loop.run();
+  // All indices are taken; wait for the workers that still hold one. Late wakers find loop_ null.
+  std::unique_lock lock(mutex_);
+  loop_ = nullptr;
+  done_.wait(lock, [this] { return busy_workers_ == 0; });
+}
+
+void ThreadPool::work() {
+  uint64_t seen = 0;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [&] { return stop_ || (loop_ != nullptr && epoch_ != seen); });
+    if (stop_) return;
+    seen = epoch_;
+    Loop* loop = loop_;
+    ++busy_workers_;
+    lock.unlock();
+    loop->run();
+    lock.lock();
+    if (--busy_workers_ == 0) done_.notify_one();
+  }
+}
+
+}  // namespace nibble

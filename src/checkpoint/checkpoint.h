@@ -1,0 +1,78 @@
+// The tensors of a model directory: model.safetensors, or shards named by model.safetensors.index.json.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/result.h"
+#include "checkpoint/safetensors.h"
+#include "quant/matrix.h"
+
+namespace nibble {
+
+// A tensor's bytes in memory (mapped, or read into a buffer of the Checkpoint's).
+struct TensorView {
+  const TensorInfo* info = nullptr;
+  std::span<const std::byte> bytes;
+};
+
+// Owns the files and what was read of them; views are valid as long as it lives. Not safe for concurrent use
+// while loading.
+class Checkpoint {
+ public:
+  // Opens all files of `directory` and checks their headers against each other and the index: a shard that is
+  // missing, a tensor that the index places elsewhere, a tensor in two shards.
+  static Result<Checkpoint> open(const FileSystem& files, const std::string& directory);
+
+  bool has(const std::string& name) const { return tensors_.count(name) != 0; }
+  const TensorInfo* info(const std::string& name) const;  // null where there is none
+  std::vector<const TensorInfo*> tensors() const;         // by name
+  int64_t total_bytes() const;
+  const std::string& directory() const { return directory_; }
+
+  // The tensor with exactly this shape; marks it as used. A missing tensor, another dtype than one of those
+  // that fit, or another shape is an error that names the file, the tensor, what was wanted and what is
+  // there.
+  Result<TensorView> tensor(const std::string& name, std::span<const int64_t> shape);
+  // A vector or scalar stored as F32, BF16 or F16, as float32. NaN or infinity in it is an error.
+  Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape);
+
+  // The matrix [n, k] under `prefix` (no dot at its end), in the format that its scale tensors say
+  // (spec formats.md 2: decided per tensor, not by the config):
+  //   PREFIX.weight F32, F16 or BF16 [n, k]
+  //   PREFIX.weight U8 [n, k/2] + weight_scale F8_E4M3 [n, k/16] + weight_scale_2 F32 scalar       ModelOpt
+  //   PREFIX.weight_packed U8 [n, k/2] + weight_scale F8_E4M3 + weight_global_scale F32 [1], reciprocal
+  // Marks those and input_scale / input_global_scale as used. A NaN block scale, a tensor scale that is not
+  // finite, and k that is no multiple of 16 are errors.
+  Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k);
+
+  // Marks a tensor as known but not needed (kv scales, rotary caches).
+  void ignore(const std::string& name) { used_.insert(name); }
+  // What nobody asked for, by name: unknown tensors are an error in the model loader.
+  std::vector<std::string> unused() const;
+  // The file that holds a tensor, for messages.
+  const std::string& file_of(const std::string& name) const;
+
+ private:
+  struct Entry {
+    TensorInfo info;
+    size_t file = 0;  // index into files_
+  };
+  Result<TensorView> view(const Entry& entry);
+  Status mismatch(const Entry& entry, const std::string& wanted) const;
+
+  std::string directory_;
+  std::vector<std::unique_ptr<File>> files_;
+  std::map<std::string, Entry> tensors_;
+  std::set<std::string> used_;
+  std::vector<std::vector<std::byte>> buffers_;  // tensors of files that cannot be mapped
+};
+
+}  // namespace nibble

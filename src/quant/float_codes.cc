@@ -1,0 +1,59 @@
+#include "quant/float_codes.h"
+
+#include <cmath>
+
+namespace nibble {
+
+uint16_t float_to_f16(float value) {
+  uint32_t bits = std::bit_cast<uint32_t>(value);
+  uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  float magnitude = std::fabs(value);
+  if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7E00u);
+  if (magnitude >= 65520.0f) return static_cast<uint16_t>(sign | 0x7C00u);  // rounds to infinity
+  if (magnitude < 0x1p-14f) {
+    // Subnormal: a multiple of 2^-24; nearbyint rounds to nearest even.
+    return static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)));
+  }
+  uint32_t rounded = (bits & 0x7FFFFFFFu) + 0xFFFu + ((bits >> 13) & 1u);
+  return static_cast<uint16_t>(sign | ((rounded >> 13) - (112u << 10)));
+}
+
+uint8_t float_to_e2m1(float value) {
+  uint8_t sign = std::signbit(value) ? 8 : 0;
+  float a = std::fabs(value);
+  // Midpoints between neighbours; a tie goes to the even code.
+  uint8_t code = 7;
+  if (a <= 0.25f) {
+    code = 0;
+  } else if (a < 0.75f) {
+    code = 1;
+  } else if (a <= 1.25f) {
+    code = 2;
+  } else if (a < 1.75f) {
+    code = 3;
+  } else if (a <= 2.5f) {
+    code = 4;
+  } else if (a < 3.5f) {
+    code = 5;
+  } else if (a <= 5.0f) {
+    code = 6;
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+
+uint8_t float_to_e4m3(float value) {
+  uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7F);
+  float a = std::fabs(value);
+  if (a >= 464.0f) return static_cast<uint8_t>(sign | 0x7E);  // beyond the last tie: saturate
+  if (a < 0x1p-6f) {
+    // Subnormal: a multiple of 2^-9; 8 of them is the first normal code, which follows by itself.
+    return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(a * 0x1p9f)));
+  }
+  uint32_t bits = std::bit_cast<uint32_t>(a);
+  bits += 0x7FFFFu + ((bits >> 20) & 1u);
+  uint32_t code = (bits >> 20) - (120u << 3);
+  return static_cast<uint8_t>(sign | (code > 0x7E ? 0x7E : code));
+}
+
+}  // namespace nibble

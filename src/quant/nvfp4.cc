@@ -1,0 +1,37 @@
+#include "quant/nvfp4.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "quant/float_codes.h"
+
+namespace nibble::nvfp4 {
+
+void dequantize_row(const uint8_t* codes, const uint8_t* scales, int64_t k, float* out) {
+  for (int64_t i = 0; i < k; i += 2) {
+    float scale = e4m3_to_float(scales[i / kGroup]);
+    out[i] = e2m1_to_float(codes[i / 2] & 15u) * scale;
+    out[i + 1] = e2m1_to_float(codes[i / 2] >> 4) * scale;
+  }
+}
+
+void quantize_row(const float* values, int64_t k, float tensor_scale, uint8_t* codes, uint8_t* scales) {
+  for (int64_t block = 0; block < k / kGroup; ++block) {
+    const float* x = values + block * kGroup;
+    float amax = 0;
+    for (int64_t i = 0; i < kGroup; ++i) amax = std::max(amax, std::fabs(x[i]));
+    // The order of the divisions is ModelOpt's; amax / (6 * tensor_scale) rounds differently.
+    uint8_t scale_code = float_to_e4m3(amax / 6.0f / tensor_scale);
+    scales[block] = scale_code;
+    float scale = e4m3_to_float(scale_code) * tensor_scale;
+    for (int64_t i = 0; i < kGroup; i += 2) {
+      uint8_t low = scale > 0 ? float_to_e2m1(x[i] / scale) : 0;
+      uint8_t high = scale > 0 ? float_to_e2m1(x[i + 1] / scale) : 0;
+      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(low | (high << 4));
+    }
+  }
+}
+
+float choose_tensor_scale(float amax) { return std::max(amax / (6.0f * 448.0f), 1e-12f); }
+
+}  // namespace nibble::nvfp4

@@ -1,0 +1,59 @@
+// Byte-level BPE as Hugging Face's tokenizer.json describes it, id for id what the `tokenizers` package
+// gives.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/file.h"
+#include "base/result.h"
+
+namespace nibble {
+
+struct EncodeOptions {
+  // Added tokens that are marked special are recognized inside the text. Off for text from a user that must
+  // not be able to spell control tokens.
+  bool parse_special = true;
+  // What the post-processor adds around a sequence (bos, eos).
+  bool add_special = true;
+};
+
+// Immutable after loading; safe for concurrent use.
+class Tokenizer {
+ public:
+  // Reads DIRECTORY/tokenizer.json. A part that is not implemented is refused by name.
+  static Result<Tokenizer> load(const FileSystem& files, const std::string& directory);
+  // The same from text; `name` stands for the file in messages.
+  static Result<Tokenizer> parse(std::string_view tokenizer_json, const std::string& name);
+
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // Invalid UTF-8 in `text` is read as U+FFFD, as `bytes.decode(errors="replace")` in Python would.
+  Result<std::vector<int32_t>> encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  // The bytes of the ids, one after the other: what comes out may end inside a character (utf8_stream.h
+  // mends that). Ids outside the vocabulary give nothing.
+  std::string decode_bytes(std::span<const int32_t> ids, bool skip_special) const;
+  // As the `tokenizers` package decodes: bytes that are no UTF-8 become U+FFFD.
+  std::string decode(std::span<const int32_t> ids, bool skip_special) const;
+
+  // One more than the largest id.
+  int32_t vocab_size() const;
+  // The id of a token by its exact spelling in the vocabulary or among the added tokens.
+  std::optional<int32_t> token_id(std::string_view token) const;
+  bool is_special(int32_t id) const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace nibble
