@@ -1,1 +1,142 @@
-// placeholder
+#include "ops/ops.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace nibble {
+namespace {
+
+template <class A, class B>
+bool same_shape(const Rows<A>& a, const Rows<B>& b) {
+  return a.rows == b.rows && a.cols == b.cols;
+}
+
+bool is_matrix(const Matrix& m, int64_t n, int64_t k) { return !m.empty() && m.n == n && m.k == k; }
+
+void check_kv(const KvView& kv) {
+  NIBBLE_CHECK(kv.keys != nullptr && kv.values != nullptr && kv.table != nullptr);
+  NIBBLE_CHECK(kv.page_tokens > 0 && kv.table_pages > 0 && kv.kv_heads > 0 && kv.head_dim > 0);
+}
+
+}  // namespace
+
+void Ops::embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) {
+  NIBBLE_CHECK(static_cast<int64_t>(ids_T.size()) == out_TD.rows && table_VD.k == out_TD.cols);
+  do_embed(ids_T, table_VD, out_TD);
+}
+
+void Ops::rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) {
+  NIBBLE_CHECK(same_shape(x, out) && weight != nullptr);
+  do_rms_norm(x, weight, eps, out);
+}
+
+void Ops::linear(Rows<const float> x, const Matrix& w, Rows<float> out) {
+  NIBBLE_CHECK(x.rows == out.rows && is_matrix(w, out.cols, x.cols));
+  do_linear(x, w, out);
+}
+
+void Ops::rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
+                     Rows<float> out) {
+  NIBBLE_CHECK(positions_T != nullptr && out.cols == 2 * static_cast<int64_t>(inv_freq.size()));
+  do_rope_table(positions_T, inv_freq, factor, out);
+}
+
+void Ops::rope(Rows<float> x, int64_t head_dim, Rows<const float> table) {
+  NIBBLE_CHECK(x.rows == table.rows && head_dim > 0 && x.cols % head_dim == 0);
+  NIBBLE_CHECK(table.cols % 2 == 0 && table.cols <= head_dim);
+  do_rope(x, head_dim, table);
+}
+
+void Ops::write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows, const KvView& kv) {
+  check_kv(kv);
+  NIBBLE_CHECK(same_shape(k, v) && k.rows == rows.count && k.cols == kv.kv_heads * kv.head_dim);
+  do_write_kv(k, v, rows, kv);
+}
+
+void Ops::attend(const AttendArgs& args) {
+  check_kv(args.kv);
+  NIBBLE_CHECK(same_shape(args.q, args.out) && args.q.rows == args.rows.count && args.window >= 0);
+  NIBBLE_CHECK(args.q.cols % (args.kv.head_dim * args.kv.kv_heads) == 0);
+  do_attend(args);
+}
+
+void Ops::gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) {
+  NIBBLE_CHECK(gate.rows == x.rows && head_dim > 0 && x.cols % head_dim == 0 && kind != OutputGate::kNone);
+  NIBBLE_CHECK(gate.cols == (kind == OutputGate::kSoftplusElement ? x.cols : x.cols / head_dim));
+  do_gate_output(kind, gate, head_dim, x);
+}
+
+void Ops::activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out) {
+  NIBBLE_CHECK(same_shape(gate, up) && same_shape(gate, out));
+  do_activate(kind, gate, up, out);
+}
+
+void Ops::add(Rows<const float> y, Rows<float> x) {
+  NIBBLE_CHECK(same_shape(y, x));
+  do_add(y, x);
+}
+
+void Ops::route(const RouteArgs& args) {
+  NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.logits.rows);
+  NIBBLE_CHECK(args.ids.cols > 0 && args.ids.cols <= args.logits.cols);
+  do_route(args);
+}
+
+void Ops::expert_ffn(const ExpertFfnArgs& args) {
+  NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.x.rows &&
+               same_shape(args.x, args.out));
+  NIBBLE_CHECK(!args.experts.empty());
+  const int64_t routed_rows = args.ids.rows * args.ids.cols;
+  const int64_t d = args.x.cols, i = args.experts[0].gate.n;
+  const ExpertScratch& s = args.scratch;
+  NIBBLE_CHECK(s.gathered.rows >= routed_rows && s.gathered.cols == d && s.down.rows >= routed_rows &&
+               s.down.cols == d);
+  NIBBLE_CHECK(s.gate.rows >= routed_rows && s.gate.cols == i && s.up.rows >= routed_rows && s.up.cols == i);
+  do_expert_ffn(args);
+}
+
+void Ops::do_expert_ffn(const ExpertFfnArgs& args) {
+  const int64_t chosen = args.ids.cols, routed_rows = args.ids.rows * chosen;
+  const int64_t experts = static_cast<int64_t>(args.experts.size());
+  // Stable order by (expert, token): begin[e] is the first grouped row of expert e.
+  std::vector<int64_t> begin(static_cast<size_t>(experts) + 1, 0);
+  for (int64_t t = 0; t < args.ids.rows; ++t) {
+    for (int64_t a = 0; a < chosen; ++a) {
+      int32_t e = args.ids.row(t)[a];
+      NIBBLE_CHECK(e >= 0 && e < experts);
+      ++begin[static_cast<size_t>(e) + 1];
+    }
+  }
+  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) begin[e + 1] += begin[e];
+  std::vector<int64_t> next = begin;
+  std::vector<int64_t> grouped_row(static_cast<size_t>(routed_rows));  // of (t, a)
+  for (int64_t t = 0; t < args.ids.rows; ++t) {
+    for (int64_t a = 0; a < chosen; ++a) {
+      int64_t row = next[static_cast<size_t>(args.ids.row(t)[a])]++;
+      grouped_row[static_cast<size_t>(t * chosen + a)] = row;
+      std::copy_n(args.x.row(t), args.x.cols, args.scratch.gathered.row(row));
+    }
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    int64_t first = begin[static_cast<size_t>(e)], count = begin[static_cast<size_t>(e) + 1] - first;
+    if (count == 0) continue;
+    const ExpertWeights& w = args.experts[static_cast<size_t>(e)];
+    Rows<float> x = args.scratch.gathered.slice(first, count), gate = args.scratch.gate.slice(first, count);
+    Rows<float> up = args.scratch.up.slice(first, count), down = args.scratch.down.slice(first, count);
+    linear(x, w.gate, gate);
+    linear(x, w.up, up);
+    activate(args.activation, gate, up, gate);
+    linear(gate, w.down, down);
+  }
+  for (int64_t t = 0; t < args.out.rows; ++t) {
+    float* out = args.out.row(t);
+    std::fill_n(out, args.out.cols, 0.0f);
+    for (int64_t a = 0; a < chosen; ++a) {
+      const float* down = args.scratch.down.row(grouped_row[static_cast<size_t>(t * chosen + a)]);
+      float weight = args.weights.row(t)[a];
+      for (int64_t i = 0; i < args.out.cols; ++i) out[i] += weight * down[i];
+    }
+  }
+}
+
+}  // namespace nibble

@@ -1,0 +1,19 @@
+// The backends of this build, by name. The only place that knows them all.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "ops/ops.h"
+
+namespace nibble {
+
+struct BackendOptions {
+  int threads = 0;  // 0: as many as this process may use
+};
+
+// "reference" or "cpu".
+Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const BackendOptions& options);
+
+}  // namespace nibble

@@ -1,0 +1,61 @@
+// The memory of a backend: where weights, activations and the KV cache live.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/result.h"
+
+namespace nibble {
+
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  // At least 64-byte aligned. What does not fit is an error that names `purpose` and the bytes.
+  virtual Result<void*> allocate(int64_t bytes, const std::string& purpose) = 0;
+  virtual void free(void* address) = 0;
+  virtual void upload(void* to, const void* from_host, int64_t bytes) = 0;
+  virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
+};
+
+// Owns one allocation.
+class Buffer {
+ public:
+  Buffer() = default;
+  static Result<Buffer> allocate(Memory& memory, int64_t bytes, const std::string& purpose) {
+    NIBBLE_ASSIGN_OR_RETURN(void* address, memory.allocate(bytes, purpose));
+    return Buffer(&memory, address, bytes);
+  }
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() {
+    if (memory_ != nullptr) memory_->free(address_);
+  }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(address_);
+  }
+  int64_t bytes() const { return bytes_; }
+  Memory& memory() const { return *memory_; }
+
+ private:
+  Buffer(Memory* memory, void* address, int64_t bytes) : memory_(memory), address_(address), bytes_(bytes) {}
+  Memory* memory_ = nullptr;
+  void* address_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// The process's own memory; used by the reference and cpu backends. Refuses what would take more than the
+// machine has free, instead of letting the kernel kill something later.
+Memory& host_memory();
+
+}  // namespace nibble

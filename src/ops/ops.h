@@ -1,0 +1,168 @@
+// The operations that a forward pass is made of. One interface, one backend for each kind of device; the
+// forward pass (src/model) is written once over it and knows no device.
+//
+// Every pointer is in the backend's memory() unless its name says host. Activations are float32.
+//
+// Invariance, for every operation and backend: what comes out for a row (a token, and in attend a sequence's
+// position) depends on that row's inputs alone, bit for bit: not on T, on the other rows, or on the chunk.
+//
+// The public methods check shapes and call the backend's do_ method; a do_ method with a body here is the
+// default made of others ("override = default" is its test).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "ops/dims.h"
+#include "ops/memory.h"
+#include "quant/matrix.h"
+
+namespace nibble {
+
+// What joins the gate and up halves of a feed-forward layer.
+enum class Activation {
+  kSilu,  // silu(gate) * up
+};
+
+// An output gate of attention, computed from the layer's normed input.
+enum class OutputGate {
+  kNone,
+  kSoftplusHead,     // softplus(gate_TH), one factor for a head's K outputs
+  kSoftplusElement,  // softplus(gate_T(H*K)), one factor an output
+};
+
+enum class RouterScore {
+  kSigmoid,
+  kSqrtSoftplus,  // sqrt(softplus(x))
+};
+
+struct RouterSpec {
+  RouterScore score = RouterScore::kSigmoid;
+  float logit_softcap = 0;  // 0: none; else logit = cap * tanh(logit / cap) before scoring
+  bool renormalize = true;  // weights / sum of the chosen
+  float renormalize_epsilon = 0;
+  float scale = 1;  // multiplies the weights at last
+};
+
+// A view of one layer's keys or values in pages: the token at position p of the sequence in row m of the page
+// table lies in page table[m][(p / page_tokens) % table_pages], at [g][p % page_tokens][K]. A layer with a
+// window has a short table, which makes it a ring.
+struct KvView {
+  float* keys = nullptr;    // [pages, G, page_tokens, K]
+  float* values = nullptr;  // the same
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t page_tokens = 0;
+  int64_t table_pages = 0;         // columns of the page table
+  const int32_t* table = nullptr;  // [sequence slots, table_pages]
+};
+
+// Which token each row of the step is.
+struct RowsOfStep {
+  int64_t count = 0;
+  const int32_t* positions_T = nullptr;  // position in its sequence
+  const int32_t* slots_T = nullptr;      // its sequence's row in the page tables
+};
+
+struct AttendArgs {
+  Rows<const float> q;  // [T, H*K]
+  KvView kv;            // holds the keys and values of the step's rows already
+  RowsOfStep rows;
+  int64_t window = 0;  // 0: all positions <= p; else those with p - i < window
+  float scale = 1;     // on q . k
+  Rows<float> out;     // [T, H*K]
+};
+
+struct RouteArgs {
+  Rows<const float> logits;       // [T, E]
+  const float* bias_E = nullptr;  // added to the score for choosing only; null: none
+  RouterSpec spec;
+  Rows<int32_t> ids;    // [T, A] chosen experts, best first; equal scores: lower id first
+  Rows<float> weights;  // [T, A]
+};
+
+struct ExpertWeights {
+  Matrix gate;  // [I, D]
+  Matrix up;    // [I, D]
+  Matrix down;  // [D, I]
+};
+
+// Working memory of expert_ffn for R = T * A rows.
+struct ExpertScratch {
+  Rows<float> gathered;  // [R, D]
+  Rows<float> gate;      // [R, I]
+  Rows<float> up;        // [R, I]
+  Rows<float> down;      // [R, D]
+};
+
+struct ExpertFfnArgs {
+  Rows<const float> x;                     // [T, D]
+  Rows<const int32_t> ids;                 // [T, A], each in [0, E)
+  Rows<const float> weights;               // [T, A]
+  std::span<const ExpertWeights> experts;  // [E]
+  Activation activation = Activation::kSilu;
+  ExpertScratch scratch;
+  Rows<float> out;  // [T, D], overwritten
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual std::string_view name() const = 0;
+  virtual Memory& memory() = 0;
+  // One line for people: threads and instruction set, or device and driver.
+  virtual std::string description() const = 0;
+
+  // Brings a weight (in host memory that outlives the backend) into the form and memory in which the other
+  // methods take it. May keep pointing to the host bytes.
+  virtual Result<Matrix> place(const Matrix& host_matrix) = 0;
+
+  // out[t] = table[ids[t]]. REQUIRES every id in [0, V).
+  void embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD);
+  // out = x * rsqrt(mean(x^2) + eps) * weight, over each row. out may be x.
+  void rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out);
+  // out = x W^T: [R, K] x [N, K]^T -> [R, N].
+  void linear(Rows<const float> x, const Matrix& w, Rows<float> out);
+  // cos and sin of position * inv_freq, times `factor`: [T, rotary_dim], the cosines then the sines.
+  void rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor, Rows<float> out);
+  // Rotates the first rotary_dim elements of each head of x [T, heads * head_dim] in place, pairs
+  // (i, i + rotary_dim/2) (NeoX), with the rows of rope_table.
+  void rope(Rows<float> x, int64_t head_dim, Rows<const float> table);
+  // Puts k and v [T, G*K] where the page table says.
+  void write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows, const KvView& kv);
+  // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i.
+  void attend(const AttendArgs& args);
+  // x[t, h, :] *= softplus(gate).
+  void gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x);
+  // out = activation(gate, up), elementwise. out may be gate.
+  void activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out);
+  // x += y.
+  void add(Rows<const float> y, Rows<float> x);
+  void route(const RouteArgs& args);
+  // out[t] = sum over a of weights[t, a] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, a], added
+  // in the order of a.
+  void expert_ffn(const ExpertFfnArgs& args);
+
+ protected:
+  virtual void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) = 0;
+  virtual void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) = 0;
+  virtual void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) = 0;
+  virtual void do_rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
+                             Rows<float> out) = 0;
+  virtual void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) = 0;
+  virtual void do_write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows,
+                           const KvView& kv) = 0;
+  virtual void do_attend(const AttendArgs& args) = 0;
+  virtual void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) = 0;
+  virtual void do_activate(Activation kind, Rows<const float> gate, Rows<const float> up,
+                           Rows<float> out) = 0;
+  virtual void do_add(Rows<const float> y, Rows<float> x) = 0;
+  virtual void do_route(const RouteArgs& args) = 0;
+  // Default: group rows by expert on the host, gather, three linears an expert, combine. REQUIRES that host
+  // code can read the backend's memory.
+  virtual void do_expert_ffn(const ExpertFfnArgs& args);
+};
+
+}  // namespace nibble

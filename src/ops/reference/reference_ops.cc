@@ -1,0 +1,171 @@
+#include "ops/reference/reference_ops.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/routing.h"
+#include "quant/float_codes.h"
+
+namespace nibble {
+namespace {
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+class ReferenceOps final : public Ops {
+ public:
+  explicit ReferenceOps(int threads) : pool_(threads) {}
+
+  std::string_view name() const override { return "reference"; }
+  Memory& memory() override { return host_memory(); }
+  std::string description() const override {
+    return fmt::format("reference (scalar), {} threads", pool_.threads());
+  }
+  Result<Matrix> place(const Matrix& host_matrix) override { return host_matrix; }
+
+ protected:
+  void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
+    for (int64_t t = 0; t < out_TD.rows; ++t)
+      dequantize_row(table_VD, ids_T[static_cast<size_t>(t)], out_TD.row(t));
+  }
+
+  void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) override {
+    for (int64_t t = 0; t < x.rows; ++t) {
+      double sum = 0;
+      for (int64_t i = 0; i < x.cols; ++i) sum += static_cast<double>(x.row(t)[i]) * x.row(t)[i];
+      float scale = static_cast<float>(1.0 / std::sqrt(sum / static_cast<double>(x.cols) + eps));
+      for (int64_t i = 0; i < x.cols; ++i) out.row(t)[i] = x.row(t)[i] * scale * weight[i];
+    }
+  }
+
+  void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
+    constexpr int64_t kRowsATask = 16;
+    pool_.parallel_for((w.n + kRowsATask - 1) / kRowsATask, [&](int64_t task) {
+      std::vector<float> weights(static_cast<size_t>(w.k));
+      for (int64_t n = task * kRowsATask; n < std::min(w.n, (task + 1) * kRowsATask); ++n) {
+        dequantize_row(w, n, weights.data());
+        for (int64_t t = 0; t < x.rows; ++t) {
+          const float* row = x.row(t);
+          double sum = 0;
+          for (int64_t i = 0; i < w.k; ++i)
+            sum += static_cast<double>(row[i]) * weights[static_cast<size_t>(i)];
+          out.row(t)[n] = static_cast<float>(sum);
+        }
+      }
+    });
+  }
+
+  void do_rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
+                     Rows<float> out) override {
+    const int64_t half = out.cols / 2;
+    for (int64_t t = 0; t < out.rows; ++t) {
+      for (int64_t i = 0; i < half; ++i) {
+        // The angle is a float32 product, as in the models' own code: at large positions that rounding is
+        // part of what they were trained with.
+        float angle = static_cast<float>(positions_T[t]) * inv_freq[static_cast<size_t>(i)];
+        out.row(t)[i] = std::cos(angle) * factor;
+        out.row(t)[half + i] = std::sin(angle) * factor;
+      }
+    }
+  }
+
+  void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) override {
+    const int64_t half = table.cols / 2;
+    for (int64_t t = 0; t < x.rows; ++t) {
+      const float* cosines = table.row(t);
+      const float* sines = cosines + half;
+      for (float* head = x.row(t); head < x.row(t) + x.cols; head += head_dim) {
+        for (int64_t i = 0; i < half; ++i) {
+          float a = head[i], b = head[half + i];
+          head[i] = a * cosines[i] - b * sines[i];
+          head[half + i] = b * cosines[i] + a * sines[i];
+        }
+      }
+    }
+  }
+
+  void do_write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows,
+                   const KvView& kv) override {
+    for (int64_t t = 0; t < k.rows; ++t) {
+      for (int64_t g = 0; g < kv.kv_heads; ++g) {
+        int64_t at = element(kv, rows.slots_T[t], rows.positions_T[t], g);
+        std::copy_n(k.row(t) + g * kv.head_dim, kv.head_dim, kv.keys + at);
+        std::copy_n(v.row(t) + g * kv.head_dim, kv.head_dim, kv.values + at);
+      }
+    }
+  }
+
+  void do_attend(const AttendArgs& args) override {
+    const KvView& kv = args.kv;
+    const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
+    pool_.parallel_for(args.q.rows * heads, [&](int64_t task) {
+      const int64_t t = task / heads, h = task % heads, g = h / group;
+      const int32_t slot = args.rows.slots_T[t], last = args.rows.positions_T[t];
+      const int64_t first = args.window > 0 ? std::max<int64_t>(0, last - args.window + 1) : 0;
+      const float* q = args.q.row(t) + h * kv.head_dim;
+      std::vector<double> scores;
+      double top = -INFINITY;
+      for (int64_t i = first; i <= last; ++i) {
+        const float* key = kv.keys + element(kv, slot, i, g);
+        double dot = 0;
+        for (int64_t c = 0; c < kv.head_dim; ++c) dot += static_cast<double>(q[c]) * key[c];
+        scores.push_back(dot * args.scale);
+        top = std::max(top, scores.back());
+      }
+      double sum = 0;
+      for (double& score : scores) sum += score = std::exp(score - top);
+      std::vector<double> out(static_cast<size_t>(kv.head_dim), 0.0);
+      for (int64_t i = first; i <= last; ++i) {
+        const float* value = kv.values + element(kv, slot, i, g);
+        double p = scores[static_cast<size_t>(i - first)] / sum;
+        for (int64_t c = 0; c < kv.head_dim; ++c) out[static_cast<size_t>(c)] += p * value[c];
+      }
+      for (int64_t c = 0; c < kv.head_dim; ++c) {
+        args.out.row(t)[h * kv.head_dim + c] = static_cast<float>(out[static_cast<size_t>(c)]);
+      }
+    });
+  }
+
+  void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
+    for (int64_t t = 0; t < x.rows; ++t) {
+      for (int64_t i = 0; i < x.cols; ++i) {
+        x.row(t)[i] *= softplus(gate.row(t)[kind == OutputGate::kSoftplusHead ? i / head_dim : i]);
+      }
+    }
+  }
+
+  void do_activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out) override {
+    NIBBLE_CHECK(kind == Activation::kSilu);
+    for (int64_t t = 0; t < gate.rows; ++t) {
+      for (int64_t i = 0; i < gate.cols; ++i) {
+        float g = gate.row(t)[i];
+        out.row(t)[i] = g / (1.0f + std::exp(-g)) * up.row(t)[i];
+      }
+    }
+  }
+
+  void do_add(Rows<const float> y, Rows<float> x) override {
+    for (int64_t t = 0; t < x.rows; ++t) {
+      for (int64_t i = 0; i < x.cols; ++i) x.row(t)[i] += y.row(t)[i];
+    }
+  }
+
+  void do_route(const RouteArgs& args) override { route_on_host(args); }
+
+ private:
+  static int64_t element(const KvView& kv, int32_t slot, int64_t position, int64_t g) {
+    int64_t page = kv.table[slot * kv.table_pages + (position / kv.page_tokens) % kv.table_pages];
+    return ((page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens) * kv.head_dim;
+  }
+
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> make_reference_ops(int threads) { return std::make_unique<ReferenceOps>(threads); }
+
+}  // namespace nibble
