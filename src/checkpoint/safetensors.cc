@@ -286,8 +286,10 @@ Result<SafetensorsHeader> read_safetensors_header(const File& file) {
 
 std::string quoted_name(std::string_view name) {
   constexpr size_t kLongest = 200;
+  size_t size = std::min(name.size(), kLongest);
+  while (size < name.size() && size > 0 && (static_cast<unsigned char>(name[size]) & 0xC0) == 0x80) --size;
   std::string out = "'";
-  for (char c : name.substr(0, kLongest)) {
+  for (char c : name.substr(0, size)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7F) {
       out += fmt::format("\\x{:02x}", byte);
@@ -295,7 +297,7 @@ std::string quoted_name(std::string_view name) {
       out += c;
     }
   }
-  out += name.size() > kLongest ? "...'" : "'";
+  out += size < name.size() ? "...'" : "'";
   return out;
 }
 
