@@ -1,11 +1,12 @@
-// The tensors of a model directory: model.safetensors, or shards named by model.safetensors.index.json.
+// The tensors of a model directory: model.safetensors, or shards named by model.safetensors.index.json. Where
+// both are there, model.safetensors is read and the index is not (as transformers does).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,7 +18,9 @@
 
 namespace nibble {
 
-// A tensor's bytes in memory (mapped, or read into a buffer of the Checkpoint's).
+// A tensor's bytes in memory: mapped, or read into a buffer of the Checkpoint's where the file cannot be
+// mapped or where the mapped address is not aligned for the dtype (safetensors promise no alignment). Always
+// aligned to dtype_bytes(info->dtype), and to nothing more.
 struct TensorView {
   const TensorInfo* info = nullptr;
   std::span<const std::byte> bytes;
@@ -37,10 +40,11 @@ class Checkpoint {
   int64_t total_bytes() const;
   const std::string& directory() const { return directory_; }
 
-  // The tensor with exactly this shape; marks it as used. A missing tensor, another dtype than one of those
-  // that fit, or another shape is an error that names the file, the tensor, what was wanted and what is
-  // there.
-  Result<TensorView> tensor(const std::string& name, std::span<const int64_t> shape);
+  // The tensor with exactly this shape and one of these dtypes (none: any); marks it as used. A missing
+  // tensor, another dtype, or another shape is an error that names the file, the tensor, what was wanted and
+  // what is there. A second call returns the same bytes.
+  Result<TensorView> tensor(const std::string& name, std::span<const int64_t> shape,
+                            std::initializer_list<DType> dtypes = {});
   // A vector or scalar stored as F32, BF16 or F16, as float32. NaN or infinity in it is an error.
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape);
 
@@ -49,30 +53,45 @@ class Checkpoint {
   //   PREFIX.weight F32, F16 or BF16 [n, k]
   //   PREFIX.weight U8 [n, k/2] + weight_scale F8_E4M3 [n, k/16] + weight_scale_2 F32 scalar       ModelOpt
   //   PREFIX.weight_packed U8 [n, k/2] + weight_scale F8_E4M3 + weight_global_scale F32 [1], reciprocal
-  // Marks those and input_scale / input_global_scale as used. A NaN block scale, a tensor scale that is not
-  // finite, and k that is no multiple of 16 are errors.
+  // Marks those and input_scale / input_global_scale as used. A NaN block scale, a weight_scale_2 that is
+  // negative or not finite, a weight_global_scale that is not finite and above 0, and k that is no multiple
+  // of 16 are errors; so are other 4-bit and 8-bit formats, by name. F32, F16 and BF16 matrices are not
+  // searched for NaN.
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k);
 
   // Marks a tensor as known but not needed (kv scales, rotary caches).
-  void ignore(const std::string& name) { used_.insert(name); }
+  void ignore(const std::string& name);
   // What nobody asked for, by name: unknown tensors are an error in the model loader.
   std::vector<std::string> unused() const;
-  // The file that holds a tensor, for messages.
+  // The file that holds a tensor, for messages; the directory where no file holds it.
   const std::string& file_of(const std::string& name) const;
 
  private:
   struct Entry {
     TensorInfo info;
     size_t file = 0;  // index into files_
+    bool used = false;
+    std::unique_ptr<std::byte[]> copy;  // where the mapping will not do
   };
-  Result<TensorView> view(const Entry& entry);
-  Status mismatch(const Entry& entry, const std::string& wanted) const;
+
+  // open() by steps.
+  Status add_file(const FileSystem& files, const std::string& name);
+  Status add_shards(const FileSystem& files, const std::string& index_path);
+
+  Result<std::span<const std::byte>> bytes_of(Entry& entry);
+  // F32 [] or [1], finite.
+  Result<float> tensor_scale(const std::string& name);
+  Result<Matrix> nvfp4_matrix(const std::string& codes, const std::string& prefix, int64_t n, int64_t k);
+
+  // "FILE: tensor 'NAME': ..."
+  Status tensor_error(const std::string& name, const std::string& what) const;
+  Status mismatch(const TensorInfo& info, const std::string& wanted) const;
+  // Names the nearest tensor that is there.
+  Status missing(const std::string& name, const std::string& why) const;
 
   std::string directory_;
   std::vector<std::unique_ptr<File>> files_;
   std::map<std::string, Entry> tensors_;
-  std::set<std::string> used_;
-  std::vector<std::vector<std::byte>> buffers_;  // tensors of files that cannot be mapped
 };
 
 }  // namespace nibble

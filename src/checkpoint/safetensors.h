@@ -25,9 +25,13 @@ struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;  // by position in the file
 };
 
-// Reads and checks the header of `file`: every dtype known, every product without overflow, bytes =
-// elements x size, data tiled exactly, nothing beyond the end. Allocates no more than the header's size times
-// a small constant.
+// Reads and checks the header of `file`: every dtype known, at most 8 dims, every product without overflow,
+// bytes = elements x size, no key twice, data tiled exactly, nothing beyond the end. Allocates no more than
+// the header's size times a small constant. Does not read the data.
 Result<SafetensorsHeader> read_safetensors_header(const File& file);
+
+// A name out of a file, as messages show it: in quotes, control characters escaped (a message is one line),
+// shortened where it is very long.
+std::string quoted_name(std::string_view name);
 
 }  // namespace nibble

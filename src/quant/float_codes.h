@@ -6,8 +6,11 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <span>
 
 namespace nibble {
 
@@ -49,6 +52,8 @@ inline float e4m3_to_float(uint8_t code) {
   return sign != 0 ? -magnitude : magnitude;
 }
 inline bool e4m3_is_nan(uint8_t code) { return (code & 0x7Fu) == 0x7Fu; }
+// The first NaN of many codes, or nothing; runs at the speed of memory.
+std::optional<size_t> find_e4m3_nan(std::span<const uint8_t> codes);
 // Nearest, ties to even, saturating at 448; NaN becomes 0x7F with its sign.
 uint8_t float_to_e4m3(float value);
 
