@@ -1,1 +1,69 @@
-// placeholder
+#include "model/spec.h"
+
+#include <array>
+
+#include "model/families/families.h"
+#include "model/limits.h"
+
+namespace nibble {
+namespace {
+
+struct Family {
+  const char* model_type;
+  ModelSpec (*read)(Config);
+};
+
+constexpr std::array kFamilies = {
+    Family{"laguna", laguna_spec},
+};
+
+Result<ModelSpec> spec_of(Config config) {
+  std::string model_type = config.text("model_type");
+  NIBBLE_RETURN_IF_ERROR(config.status());
+  std::string known;
+  for (const Family& family : kFamilies) {
+    known += std::string(known.empty() ? "" : ", ") + family.model_type;
+    if (model_type != family.model_type) continue;
+    ModelSpec spec = family.read(config);
+    NIBBLE_RETURN_IF_ERROR(config.status());
+    spec.family = model_type;
+    spec.ignored_config_keys = config.unread();
+    return spec;
+  }
+  return user_error("{}: key 'model_type' = '{}' is not implemented; implemented: {}", config.name(),
+                    model_type, known);
+}
+
+}  // namespace
+
+ModelSpec read_common(Config& config) {
+  ModelSpec spec;
+  spec.width = config.integer("hidden_size", 1, limits::kWidth);
+  spec.vocab = config.integer("vocab_size", 1, limits::kVocab);
+  spec.layers.resize(static_cast<size_t>(config.integer("num_hidden_layers", 1, limits::kLayers)));
+  spec.max_positions = config.integer("max_position_embeddings", 1, limits::kPositions);
+  spec.norm_eps = static_cast<float>(config.number("rms_norm_eps", 0, 1));
+  spec.tied_head = config.boolean("tie_word_embeddings", false);
+  if (config.has("bos_token_id"))
+    spec.bos = static_cast<int32_t>(config.integer("bos_token_id", 0, spec.vocab - 1));
+  for (int64_t id : config.integer_or_list("eos_token_id", 0, spec.vocab - 1)) {
+    spec.eos.push_back(static_cast<int32_t>(id));
+  }
+  config.ignore({"architectures", "model_type", "bos_token_id", "pad_token_id", "dtype", "torch_dtype",
+                 "transformers_version", "use_cache", "initializer_range", "attention_dropout",
+                 "output_router_logits", "router_aux_loss_coef", "quantization_config", "auto_map",
+                 "_name_or_path"});
+  return spec;
+}
+
+Result<ModelSpec> load_spec(const FileSystem& files, const std::string& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(Config config, Config::load(files, directory));
+  return spec_of(config);
+}
+
+Result<ModelSpec> parse_spec(std::string_view config_json, const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(Config config, Config::parse(config_json, name));
+  return spec_of(config);
+}
+
+}  // namespace nibble

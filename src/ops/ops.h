@@ -121,6 +121,8 @@ class Ops {
 
   // out[t] = table[ids[t]]. REQUIRES every id in [0, V).
   void embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD);
+  // out[i] = x[indices[i]]. `indices` are on the host.
+  void gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out);
   // out = x * rsqrt(mean(x^2) + eps) * weight, over each row. out may be x.
   void rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out);
   // out = x W^T: [R, K] x [N, K]^T -> [R, N].
@@ -147,6 +149,7 @@ class Ops {
 
  protected:
   virtual void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) = 0;
+  virtual void do_gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) = 0;
   virtual void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) = 0;
   virtual void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) = 0;
   virtual void do_rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,

@@ -32,6 +32,11 @@ class ReferenceOps final : public Ops {
       dequantize_row(table_VD, ids_T[static_cast<size_t>(t)], out_TD.row(t));
   }
 
+  void do_gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) override {
+    for (int64_t t = 0; t < out.rows; ++t)
+      std::copy_n(x.row(indices[static_cast<size_t>(t)]), x.cols, out.row(t));
+  }
+
   void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) override {
     for (int64_t t = 0; t < x.rows; ++t) {
       double sum = 0;

@@ -1,0 +1,51 @@
+// The working memory of a forward pass: one allocation, planned from the spec, cut into named views.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/result.h"
+#include "model/spec.h"
+#include "ops/memory.h"
+
+namespace nibble {
+
+// The views of one step. T: rows of the step; L: rows whose logits are wanted.
+struct Activations {
+  Rows<float> residual, normed, sublayer;    // [T, D]; sublayer: what attention or feed-forward adds
+  Rows<float> shared;                        // [T, D] output of the shared expert
+  Rows<float> query, attended;               // [T, max H*K]
+  Rows<float> key, value;                    // [T, max G*K]
+  Rows<float> output_gate;                   // [T, max gate width]
+  Rows<float> ffn_gate, ffn_up;              // [T, max dense or shared width]
+  Rows<float> router_logits;                 // [T, max E]
+  Rows<int32_t> expert_ids;                  // [T, max A]
+  Rows<float> expert_weights;                // [T, max A]
+  Rows<float> expert_gathered, expert_down;  // [T * max A, D]
+  Rows<float> expert_gate, expert_up;        // [T * max A, max I]
+  std::vector<Rows<float>> ropes;            // [T, rotary_dim] of each ModelSpec::ropes
+  Rows<int32_t> ids, positions, slots;       // [T, 1]
+  Rows<float> logit_inputs;                  // [L, D]
+  Rows<float> logits;                        // [L, V]
+};
+
+class ActivationMemory {
+ public:
+  static Result<int64_t> plan_bytes(const ModelSpec& spec, int64_t max_rows, int64_t max_logit_rows);
+  static Result<ActivationMemory> allocate(Memory& memory, const ModelSpec& spec, int64_t max_rows,
+                                           int64_t max_logit_rows);
+
+  // REQUIRES rows and logit_rows within what was allocated.
+  Activations views(int64_t rows, int64_t logit_rows) const;
+
+  int64_t max_rows() const { return max_rows_; }
+  int64_t max_logit_rows() const { return max_logit_rows_; }
+  int64_t bytes() const { return buffer_.bytes(); }
+
+ private:
+  Activations views_;  // at the maximum
+  Buffer buffer_;
+  int64_t max_rows_ = 0, max_logit_rows_ = 0, max_chosen_ = 0;
+};
+
+}  // namespace nibble

@@ -1,0 +1,70 @@
+// The forward pass: a step of rows of several sequences, from token ids to logits. Written once, over Ops.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "kv/kv_cache.h"
+#include "model/activations.h"
+#include "model/spec.h"
+#include "model/step.h"
+#include "model/weights.h"
+#include "ops/ops.h"
+
+namespace nibble {
+
+enum class WantLogits { kNone, kLast, kAll };
+
+// New tokens of one sequence.
+struct SequenceStep {
+  int32_t slot = 0;              // from Decoder::kv().add_sequence()
+  std::span<const int32_t> ids;  // at least one
+  WantLogits logits = WantLogits::kLast;
+};
+
+struct DecoderOptions {
+  KvOptions kv;
+  int64_t max_rows = 256;      // of one step, all sequences together
+  int64_t max_logit_rows = 1;  // rows of one step whose logits are wanted
+};
+
+class Decoder {
+ public:
+  // `ops` and whatever `weights` point into must outlive the decoder.
+  static Result<std::unique_ptr<Decoder>> create(Ops& ops, ModelSpec spec, ModelWeights weights,
+                                                 const DecoderOptions& options);
+  // Bytes of KV cache and activations that create() would allocate.
+  static Result<int64_t> plan_bytes(const ModelSpec& spec, const DecoderOptions& options);
+
+  // Appends each step's ids to its sequence and returns the wanted logits [rows, V] in host memory, in the
+  // order of the steps; valid until the next call. One step a slot. On error (an id outside the vocabulary,
+  // too many rows, no room in the KV cache) no sequence has changed.
+  Result<Rows<const float>> forward(std::span<const SequenceStep> steps, const Trace* trace = nullptr);
+
+  KvCache& kv() { return kv_; }
+  const ModelSpec& spec() const { return spec_; }
+  const ModelWeights& weights() const { return weights_; }
+  const DecoderOptions& options() const { return options_; }
+  Ops& ops() { return ops_; }
+
+ private:
+  Decoder(Ops& ops, ModelSpec spec, ModelWeights weights, const DecoderOptions& options, KvCache kv,
+          ActivationMemory activations);
+  Status check(std::span<const SequenceStep> steps) const;
+  void run_layers(Step& step);
+
+  Ops& ops_;
+  ModelSpec spec_;
+  ModelWeights weights_;
+  DecoderOptions options_;
+  KvCache kv_;
+  ActivationMemory activations_;
+  std::vector<float> rope_factors_;                            // of each ModelSpec::ropes
+  std::vector<int32_t> ids_, positions_, slots_, logit_rows_;  // of the step, on the host
+  std::vector<float> host_logits_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,38 @@
+// What the parts of a forward pass share while a step runs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "kv/kv_cache.h"
+#include "model/activations.h"
+#include "model/spec.h"
+#include "ops/ops.h"
+
+namespace nibble {
+
+// Looks into a forward pass, for golden tests and router traces. Views are in the backend's memory and valid
+// during the call.
+struct Trace {
+  // The residual stream [T, D] after the embedding (layer 0) and after layer n (n + 1).
+  std::function<void(size_t layer, Rows<const float> residual)> hidden;
+  // The experts [T, A] that layer n chose.
+  std::function<void(size_t layer, Rows<const int32_t> expert_ids)> experts;
+};
+
+struct Step {
+  Ops& ops;
+  const ModelSpec& spec;
+  const KvCache& kv;
+  Activations act;
+  RowsOfStep rows;
+  const Trace* trace = nullptr;
+};
+
+// The first `cols` columns of a view that was cut for the widest layer, as a dense matrix of that width.
+template <class T>
+Rows<T> narrow(const Rows<T>& view, int64_t cols) {
+  return {view.data, view.rows, cols};
+}
+
+}  // namespace nibble

@@ -1,0 +1,171 @@
+// The forward pass against tests/golden: what an independent float32 implementation computed from the same
+// checkpoints. Bars: spec/models.md 4.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "golden_file.h"
+#include "model/load_model.h"
+
+namespace nibble {
+namespace {
+
+struct Case {
+  const char* model;
+  const char* backend;
+  // The reference of `laguna` ran on a model that had been cast to bfloat16 and back, its RoPE frequencies
+  // included (docs/numerics.md); the NVFP4 references did not.
+  bool bf16_rope = false;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.model << " on " << c.backend; }
+
+class Golden : public testing::TestWithParam<Case> {
+ protected:
+  LoadedModel model_ = load_model(golden_directory(GetParam().model), GetParam().backend, options_for(70), {},
+                                  GetParam().bf16_rope);
+  GoldenFile golden_{golden_directory(GetParam().model) + "/golden.safetensors"};
+};
+
+// The largest |a - b| over the rows, relative to the largest |b| of its row.
+double worst_relative_error(const std::vector<float>& a, const std::vector<float>& b, size_t cols) {
+  EXPECT_EQ(a.size(), b.size());
+  double worst = 0;
+  for (size_t row = 0; row < b.size() / cols; ++row) {
+    double largest = 0, error = 0;
+    for (size_t i = row * cols; i < (row + 1) * cols; ++i) {
+      largest = std::max(largest, std::fabs(static_cast<double>(b[i])));
+      error = std::max(error, std::fabs(static_cast<double>(a[i]) - b[i]));
+      if (std::isnan(a[i])) return INFINITY;
+    }
+    worst = std::max(worst, error / largest);
+  }
+  return worst;
+}
+
+TEST_P(Golden, Logits) {
+  for (int i = 0; i < 3; ++i) {
+    std::string n = std::to_string(i);
+    auto ids = golden_.get<int32_t>("prompt." + n);
+    double error = worst_relative_error(model_.logits(ids, ids.size()), golden_.get<float>("logits." + n),
+                                        static_cast<size_t>(model_.spec().vocab));
+    RecordProperty("relative_error_" + n, std::to_string(error));
+    EXPECT_LT(error, 2e-3) << "prompt " << i;
+    // What float32 gives: an error of the arithmetic, not of the model, shows long before the bar.
+    EXPECT_LT(error, 2e-5) << "prompt " << i;
+  }
+}
+
+TEST_P(Golden, HiddenStatesAndExpertsOfEveryLayer) {
+  auto ids = golden_.get<int32_t>("prompt.0");
+  auto hidden = golden_.get<float>("hidden.0");
+  const size_t tokens = ids.size(), width = static_cast<size_t>(model_.spec().width);
+  std::set<size_t> layers_seen, routers_seen;
+  Trace trace;
+  trace.hidden = [&](size_t layer, Rows<const float> x) {
+    layers_seen.insert(layer);
+    std::vector<float> mine(x.data, x.data + x.rows * x.cols);
+    std::vector<float> wanted(hidden.begin() + static_cast<int64_t>(layer * tokens * width),
+                              hidden.begin() + static_cast<int64_t>((layer + 1) * tokens * width));
+    EXPECT_LT(worst_relative_error(mine, wanted, width), 2e-5) << "after layer " << layer;
+  };
+  trace.experts = [&](size_t layer, Rows<const int32_t> chosen) {
+    routers_seen.insert(layer);
+    auto wanted = golden_.get<int32_t>("router.0." + std::to_string(layer));
+    for (size_t t = 0; t < tokens; ++t) {
+      std::set<int32_t> mine(chosen.row(static_cast<int64_t>(t)),
+                             chosen.row(static_cast<int64_t>(t)) + chosen.cols);
+      std::set<int32_t> golden(wanted.begin() + static_cast<int64_t>(t) * chosen.cols,
+                               wanted.begin() + static_cast<int64_t>(t + 1) * chosen.cols);
+      EXPECT_EQ(mine, golden) << "layer " << layer << ", token " << t;
+    }
+  };
+  SequenceStep step{model_.add_sequence(), ids, WantLogits::kNone};
+  ASSERT_TRUE(model_.decoder->forward(std::span(&step, 1), &trace).ok());
+  EXPECT_EQ(layers_seen.size(), model_.spec().layers.size() + 1);
+  for (size_t i = 0; i < model_.spec().layers.size(); ++i) {
+    EXPECT_EQ(routers_seen.count(i) != 0, golden_.has("router.0." + std::to_string(i))) << "layer " << i;
+  }
+}
+
+TEST_P(Golden, GreedyContinuation) {
+  for (int i = 0; i < 3; ++i) {
+    std::string n = std::to_string(i);
+    auto ids = golden_.get<int32_t>("prompt." + n);
+    auto greedy = golden_.get<int32_t>("greedy." + n);
+    auto margin = golden_.get<float>("margin." + n);
+    int32_t slot = model_.add_sequence();
+    std::vector<int32_t> next = ids;
+    for (size_t j = 0; j < greedy.size(); ++j) {
+      SequenceStep step{slot, next, WantLogits::kLast};
+      auto logits = model_.decoder->forward(std::span(&step, 1));
+      ASSERT_TRUE(logits.ok()) << logits.status().message();
+      auto best =
+          static_cast<int32_t>(std::max_element(logits->data, logits->data + logits->cols) - logits->data);
+      // The logits' error is under 1e-4 (see Logits), so these margins decide.
+      if (margin[j] > 1e-3f) {
+        EXPECT_EQ(best, greedy[j]) << "prompt " << i << ", step " << j;
+      }
+      next = {greedy[j]};
+    }
+    model_.decoder->kv().remove_sequence(slot);
+  }
+}
+
+TEST_P(Golden, ChunksAndBatchesChangeNoBit) {
+  auto ids = golden_.get<int32_t>("prompt.0");
+  const std::vector<float> whole = model_.logits(ids, ids.size());
+  for (size_t chunk : {1, 3, 23, 24, 25, 69}) {
+    EXPECT_EQ(model_.logits(ids, chunk), whole) << "chunks of " << chunk;
+  }
+  // Eight sequences of other lengths and starts, in one step each time, against each alone.
+  LoadedModel batch = load_model(golden_directory(GetParam().model), GetParam().backend, options_for(70, 8),
+                                 {}, GetParam().bf16_rope);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::vector<float>> alone, together(8);
+  for (size_t s = 0; s < 8; ++s) {
+    prompts.emplace_back(ids.begin() + static_cast<int64_t>(s * 5),
+                         ids.begin() + static_cast<int64_t>(s * 5 + 10 + s * 3));
+    alone.push_back(model_.logits(prompts[s], prompts[s].size()));
+  }
+  std::vector<int32_t> slots;
+  for (size_t s = 0; s < 8; ++s) slots.push_back(batch.add_sequence());
+  std::vector<size_t> at(8, 0);
+  for (size_t round = 0; true; ++round) {
+    std::vector<SequenceStep> steps;
+    std::vector<size_t> who;
+    for (size_t s = 0; s < 8; ++s) {
+      if (round < s || at[s] == prompts[s].size()) continue;  // staggered starts
+      size_t count = std::min(1 + (round + s) % 4, prompts[s].size() - at[s]);
+      steps.push_back({slots[s], std::span(prompts[s]).subspan(at[s], count), WantLogits::kAll});
+      who.push_back(s);
+      at[s] += count;
+    }
+    if (steps.empty() && round > 8) break;
+    if (steps.empty()) continue;
+    auto rows = batch.decoder->forward(steps);
+    ASSERT_TRUE(rows.ok()) << rows.status().message();
+    int64_t row = 0;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      int64_t count = static_cast<int64_t>(steps[i].ids.size());
+      together[who[i]].insert(together[who[i]].end(), rows->row(row), rows->row(row) + count * rows->cols);
+      row += count;
+    }
+    batch.decoder->kv().check_integrity();
+  }
+  for (size_t s = 0; s < 8; ++s) EXPECT_EQ(together[s], alone[s]) << "sequence " << s;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden,
+                         testing::Values(Case{"laguna", "reference", true}, Case{"laguna-nvfp4", "reference"},
+                                         Case{"laguna-ct", "reference"}, Case{"laguna", "cpu", true},
+                                         Case{"laguna-nvfp4", "cpu"}, Case{"laguna-ct", "cpu"}),
+                         [](const auto& info) {
+                           std::string name = std::string(info.param.model) + "_" + info.param.backend;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace nibble
