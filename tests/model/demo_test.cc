@@ -75,8 +75,10 @@ TEST_P(DemoSlow, HeldOutLoss) {
   EXPECT_NEAR(sum / count, golden_sum / count, 2e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Demo, testing::Values("reference", "cpu"));
-INSTANTIATE_TEST_SUITE_P(Backends, DemoSlow, testing::Values("reference", "cpu"));
+INSTANTIATE_TEST_SUITE_P(Backends, Demo, testing::Values("reference", "cpu"),
+                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, DemoSlow, testing::Values("reference", "cpu"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace nibble

@@ -1,0 +1,114 @@
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+namespace nibble {
+namespace {
+
+template <class T>
+Status in_range(const char* name, T value, T low, T high) {
+  if (value >= low && value <= high) return {};  // false for NaN
+  return user_error("{}: wanted a value in [{}, {}], found {}", name, low, high, value);
+}
+
+}  // namespace
+
+Status SamplingParams::check() const {
+  NIBBLE_RETURN_IF_ERROR(in_range("temperature", temperature, 0.0f, 100.0f));
+  NIBBLE_RETURN_IF_ERROR(in_range("top_k", top_k, 0, INT32_MAX));
+  NIBBLE_RETURN_IF_ERROR(in_range("top_p", top_p, 0.0f, 1.0f));
+  NIBBLE_RETURN_IF_ERROR(in_range("min_p", min_p, 0.0f, 1.0f));
+  NIBBLE_RETURN_IF_ERROR(in_range("repeat_penalty", repeat_penalty, 0.01f, 100.0f));
+  NIBBLE_RETURN_IF_ERROR(in_range("presence_penalty", presence_penalty, -100.0f, 100.0f));
+  NIBBLE_RETURN_IF_ERROR(in_range("frequency_penalty", frequency_penalty, -100.0f, 100.0f));
+  return in_range("penalty_last_n", penalty_last_n, -1, INT32_MAX);
+}
+
+Sampler::Sampler(const SamplingParams& params) : params_(params) { NIBBLE_CHECK(params.check().ok()); }
+
+int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> history) {
+  candidates_.clear();
+  for (size_t id = 0; id < logits.size(); ++id) {
+    // A NaN would break every order below; it stands for "never".
+    float logit = std::isnan(logits[id]) ? -INFINITY : logits[id];
+    candidates_.push_back({logit, static_cast<int32_t>(id)});
+  }
+  apply_penalties(history);
+  if (params_.temperature == 0) {
+    // The lowest id wins a tie: candidates are still in the order of ids.
+    return std::max_element(candidates_.begin(), candidates_.end(),
+                            [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
+        ->id;
+  }
+  keep_top_k();
+  keep_top_p_and_min_p();
+
+  const double top = candidates_[0].logit;
+  double sum = 0;
+  probabilities_.clear();
+  for (const Candidate& c : candidates_) {
+    probabilities_.push_back(std::exp((c.logit - top) / params_.temperature));
+    sum += probabilities_.back();
+  }
+  double left = uniform() * sum;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    left -= probabilities_[i];
+    if (left < 0) return candidates_[i].id;
+  }
+  return candidates_.back().id;  // rounding ate the last of `left`
+}
+
+void Sampler::apply_penalties(std::span<const int32_t> history) {
+  const SamplingParams& p = params_;
+  if (p.repeat_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0) return;
+  if (p.penalty_last_n >= 0 && history.size() > static_cast<size_t>(p.penalty_last_n)) {
+    history = history.last(static_cast<size_t>(p.penalty_last_n));
+  }
+  std::unordered_map<int32_t, int32_t> counts;
+  for (int32_t id : history) ++counts[id];
+  for (const auto& [id, count] : counts) {
+    if (id < 0 || static_cast<size_t>(id) >= candidates_.size()) continue;
+    float& logit = candidates_[static_cast<size_t>(id)].logit;
+    logit = logit > 0 ? logit / p.repeat_penalty : logit * p.repeat_penalty;
+    logit -= p.presence_penalty + p.frequency_penalty * static_cast<float>(count);
+  }
+}
+
+// Leaves the candidates sorted, most likely first; equal logits by id, so that the order is one.
+void Sampler::keep_top_k() {
+  auto before = [](const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; };
+  size_t keep = params_.top_k > 0 ? std::min(candidates_.size(), static_cast<size_t>(params_.top_k)) : candidates_.size();
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(keep), candidates_.end(), before);
+  candidates_.resize(keep);
+}
+
+void Sampler::keep_top_p_and_min_p() {
+  const double top = candidates_[0].logit;
+  double sum = 0;
+  for (const Candidate& c : candidates_) sum += std::exp(c.logit - top);
+  size_t keep = candidates_.size();
+  if (params_.top_p < 1) {
+    double mass = 0;
+    for (keep = 0; keep < candidates_.size() && (keep == 0 || mass < params_.top_p * sum); ++keep) {
+      mass += std::exp(candidates_[keep].logit - top);
+    }
+  }
+  if (params_.min_p > 0) {
+    const double lowest = top + std::log(params_.min_p);
+    while (keep > 1 && candidates_[keep - 1].logit < lowest) --keep;
+  }
+  candidates_.resize(keep);
+}
+
+double Sampler::uniform() {
+  // splitmix64 of (seed, n): Steele, Lea, Flood 2014.
+  uint64_t z = params_.seed + (++draws_) * 0x9E3779B97F4A7C15u;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+  z ^= z >> 31;
+  return static_cast<double>(z >> 11) * 0x1p-53;
+}
+
+}  // namespace nibble
