@@ -173,6 +173,26 @@ TEST(Nvfp4, TiesAsTheSlowFormula) {
   }
 }
 
+// Where amax / 6 / tensor_scale is within some last bits of a tie between two scale codes, the order of the
+// two divisions decides.
+TEST(Nvfp4, ScalesNextToTiesAsTheSlowFormula) {
+  std::mt19937 random(9);
+  std::uniform_real_distribution<float> uniform(1e-4f, 2e-4f);
+  for (int repeat = 0; repeat < 100; ++repeat) {
+    const float tensor_scale = uniform(random);
+    std::vector<float> row;
+    for (float tie : {1.0625f, 1.1875f, 1.9375f, 100.0f, 0x1.8p-9f}) {
+      float amax = tie * 6.0f * tensor_scale;
+      for (int i = 0; i < 3; ++i) amax = std::nextafter(amax, 0.0f);
+      for (int i = 0; i < 7; ++i, amax = std::nextafter(amax, 1e9f)) {
+        row.push_back(amax);
+        row.resize(row.size() + 15, 0.3f * amax);
+      }
+    }
+    expect_quantizes_as_slowly(row, tensor_scale);
+  }
+}
+
 // No value is farther from its result than half the widest step (6 - 4) of its block.
 TEST(Nvfp4, ErrorIsBounded) {
   std::mt19937 random(8);
