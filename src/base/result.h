@@ -94,6 +94,7 @@ class [[nodiscard]] Result {
   } while (false)
 
 // ASSIGN_OR_RETURN(auto x, result_expression);
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses
 #define NIBBLE_CONCAT_INNER(a, b) a##b
 #define NIBBLE_CONCAT(a, b) NIBBLE_CONCAT_INNER(a, b)
 #define NIBBLE_ASSIGN_OR_RETURN(declaration, expression) \
@@ -102,3 +103,4 @@ class [[nodiscard]] Result {
   auto result = (expression);                                         \
   if (!result.ok()) return result.status();                           \
   declaration = std::move(result).value()
+// NOLINTEND(bugprone-macro-parentheses)

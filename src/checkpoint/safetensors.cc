@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <tuple>
 
 #include "base/numbers.h"
 #include "checkpoint/json_reader.h"
@@ -267,7 +268,7 @@ Result<SafetensorsHeader> read_header(const File& file) {
 
   SafetensorsHeader header{std::move(reader.tensors)};
   std::sort(header.tensors.begin(), header.tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.bytes < b.bytes;
+    return std::tie(a.begin, a.bytes, a.name) < std::tie(b.begin, b.bytes, b.name);
   });
   NIBBLE_RETURN_IF_ERROR(check_tiling(header.tensors, header_end, file_bytes));
   for (TensorInfo& tensor : header.tensors) tensor.begin += header_end;

@@ -13,7 +13,8 @@ inline constexpr int64_t kGroup = 16;  // columns that share a block scale
 void dequantize_row(const uint8_t* codes, const uint8_t* scales, int64_t k, float* out);
 
 // Quantizes one row against a given tensor scale: block scale = e4m3(amax16 / (6 * tensor_scale)), code =
-// e2m1(x / (block scale * tensor_scale)), 0 where that product is 0.
+// e2m1(x / (block scale * tensor_scale)), 0 where that product is 0. REQUIRES k a multiple of 16,
+// tensor_scale > 0.
 void quantize_row(const float* values, int64_t k, float tensor_scale, uint8_t* codes, uint8_t* scales);
 
 // The tensor scale that ModelOpt chooses: amax / (6 * 448), at least 1e-12.

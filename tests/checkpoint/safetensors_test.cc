@@ -182,6 +182,7 @@ std::vector<BadCase> bad_cases() {
        {"tensor 't'", "63 bits"}},
       {"9 dims", shape("[1,1,1,1,1,1,1,1,4]"), {"tensor 't'", "more than 8 dims"}},
       {"bytes do not match", shape("[5]"), {"tensor 't'", "U8 [5] has 5 bytes", "[0, 4] span 4"}},
+      {"fewer bytes than the span", shape("[3]"), {"tensor 't'", "U8 [3] has 3 bytes", "[0, 4] span 4"}},
       {"no offset", offsets("[]"), {"tensor 't'", "wanted 2 numbers, found 0"}},
       {"one offset", offsets("[0]"), {"tensor 't'", "wanted 2 numbers, found 1"}},
       {"three offsets", offsets("[0,4,8]"), {"tensor 't'", "wanted 2 numbers"}},
