@@ -78,9 +78,13 @@ void Sampler::apply_penalties(std::span<const int32_t> history) {
 
 // Leaves the candidates sorted, most likely first; equal logits by id, so that the order is one.
 void Sampler::keep_top_k() {
-  auto before = [](const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; };
-  size_t keep = params_.top_k > 0 ? std::min(candidates_.size(), static_cast<size_t>(params_.top_k)) : candidates_.size();
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(keep), candidates_.end(), before);
+  auto before = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+  };
+  size_t keep = params_.top_k > 0 ? std::min(candidates_.size(), static_cast<size_t>(params_.top_k))
+                                  : candidates_.size();
+  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(keep), candidates_.end(),
+                    before);
   candidates_.resize(keep);
 }
 

@@ -12,14 +12,14 @@ namespace nibble {
 
 // Defaults are those that the field's users know.
 struct SamplingParams {
-  float temperature = 0.8f;       // 0: greedy, the lowest id among equals
-  int32_t top_k = 40;             // 0: off
-  float top_p = 0.95f;            // 1: off
-  float min_p = 0.05f;            // 0: off; relative to the most likely token
-  float repeat_penalty = 1.0f;    // 1: off; divides positive logits of seen tokens, multiplies negative ones
-  float presence_penalty = 0.0f;  // subtracted once from a token that was seen
-  float frequency_penalty = 0.0f; // subtracted for each time that it was seen
-  int32_t penalty_last_n = 64;    // how far back "seen" reaches; -1: all
+  float temperature = 0.8f;        // 0: greedy, the lowest id among equals
+  int32_t top_k = 40;              // 0: off
+  float top_p = 0.95f;             // 1: off
+  float min_p = 0.05f;             // 0: off; relative to the most likely token
+  float repeat_penalty = 1.0f;     // 1: off; divides positive logits of seen tokens, multiplies negative ones
+  float presence_penalty = 0.0f;   // subtracted once from a token that was seen
+  float frequency_penalty = 0.0f;  // subtracted for each time that it was seen
+  int32_t penalty_last_n = 64;     // how far back "seen" reaches; -1: all
   uint64_t seed = 0;
 
   // A value out of range is an error that names the field.
@@ -33,8 +33,8 @@ class Sampler {
   // REQUIRES params.check().ok().
   explicit Sampler(const SamplingParams& params);
 
-  // The next token for `logits` [V], after `history` (prompt and what was generated). The order is: penalties,
-  // top-k, top-p, min-p, temperature, draw.
+  // The next token for `logits` [V], after `history` (prompt and what was generated). The order is:
+  // penalties, top-k, top-p, min-p, temperature, draw.
   int32_t sample(std::span<const float> logits, std::span<const int32_t> history);
 
  private:

@@ -12,9 +12,9 @@
 namespace nibble {
 
 struct SchedulerOptions {
-  int64_t max_sequences = 1;   // running at once
-  int64_t max_rows = 256;      // of a step
-  int64_t prefill_chunk = 256; // rows of one prompt in a step
+  int64_t max_sequences = 1;    // running at once
+  int64_t max_rows = 256;       // of a step
+  int64_t prefill_chunk = 256;  // rows of one prompt in a step
 };
 
 class Scheduler {
@@ -22,7 +22,7 @@ class Scheduler {
   using Id = int64_t;
   struct Work {
     Id id;
-    int64_t rows;      // new tokens of this sequence
+    int64_t rows;          // new tokens of this sequence
     bool finishes_prompt;  // its last row is the last of what is known: a token is to be sampled
   };
 

@@ -19,8 +19,8 @@ std::string short_dump(const nlohmann::ordered_json& value) {
 
 }  // namespace
 
-Result<Config> Config::load(const FileSystem& files, const std::string& directory) {
-  std::string path = join_path(directory, "config.json");
+Result<Config> Config::load(const FileSystem& files, const std::string& directory, const std::string& file) {
+  std::string path = join_path(directory, file);
   NIBBLE_ASSIGN_OR_RETURN(std::string text, read_text(files, path, kMaxConfigBytes));
   return parse(text, path);
 }

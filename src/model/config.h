@@ -1,5 +1,5 @@
-// config.json, read so that nothing in it is passed over in silence: every key is read with its range or its
-// implemented values, known to be harmless, or reported as unread.
+// config.json (and generation_config.json), read so that nothing in it is passed over in silence: every key
+// is read with its range or its implemented values, known to be harmless, or reported as unread.
 //
 // The first error sticks: a reader goes on returning defaults, and status() tells at the end. That keeps the
 // family files free of a check after every line.
@@ -21,8 +21,9 @@ namespace nibble {
 
 class Config {
  public:
-  // DIRECTORY/config.json.
-  static Result<Config> load(const FileSystem& files, const std::string& directory);
+  // DIRECTORY/FILE.
+  static Result<Config> load(const FileSystem& files, const std::string& directory,
+                             const std::string& file = "config.json");
   // `name` stands for the file in messages.
   static Result<Config> parse(std::string_view text, const std::string& name);
 

@@ -1,0 +1,33 @@
+// How a model wants a conversation to be written: its chat template and the names of its special tokens.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "base/file.h"
+#include "base/result.h"
+#include "text/chat_template.h"
+
+namespace nibble {
+
+class ChatFormat {
+ public:
+  // From DIRECTORY: chat_template.jinja, else "chat_template" of tokenizer_config.json (a string, or a list
+  // in which "default" counts); `override_path` names a template file to take instead. A model without a
+  // template gives a format whose render() says so.
+  static Result<ChatFormat> load(const FileSystem& files, const std::string& directory,
+                                 const std::string& override_path = "");
+
+  bool has_template() const { return template_.has_value(); }
+  // `messages`: [{"role": ..., "content": ...}, ...]. With add_generation_prompt the text ends where the
+  // assistant's answer starts.
+  Result<std::string> render(const nlohmann::ordered_json& messages, bool add_generation_prompt) const;
+
+ private:
+  std::optional<ChatTemplate> template_;
+  std::string directory_;
+  std::string special_tokens_json_ = "{}";  // bos_token, eos_token, ... as the template's variables
+};
+
+}  // namespace nibble

@@ -1,0 +1,165 @@
+#include "engine/engine.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "model/config.h"
+#include "ops/self_test.h"
+
+namespace nibble {
+
+Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const EngineOptions& asked,
+                                             const LoadProgress& progress) {
+  auto engine = std::unique_ptr<Engine>(new Engine());
+  engine->options_ = asked;
+  EngineOptions& options = engine->options_;
+  if (!files.is_directory(options.model)) {
+    return user_error(
+        "model '{}': no such directory; give one with config.json, tokenizer.json and model.safetensors",
+        options.model);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, options.model));
+  if (options.context == 0) options.context = std::min(spec.max_positions, EngineOptions::kDefaultContext);
+  if (options.context > spec.max_positions) {
+    log_warning("a context of {} is beyond the {} positions that the model was made for", options.context,
+                spec.max_positions);
+  }
+  if (!spec.ignored_config_keys.empty()) {
+    log_warning("config.json: keys that this version does not know: {}",
+                fmt::join(spec.ignored_config_keys, ", "));
+  }
+  // The small files first: what is wrong with them shows before gigabytes are read.
+  NIBBLE_ASSIGN_OR_RETURN(engine->tokenizer_, Tokenizer::load(files, options.model));
+  NIBBLE_ASSIGN_OR_RETURN(engine->chat_, ChatFormat::load(files, options.model, options.chat_template));
+  engine->end_tokens_ = spec.eos;
+  NIBBLE_RETURN_IF_ERROR(engine->read_generation_config(files));
+  if (engine->tokenizer_->vocab_size() > spec.vocab) {
+    return user_error("{}: the tokenizer has {} tokens, the model only {}", options.model,
+                      engine->tokenizer_->vocab_size(), spec.vocab);
+  }
+
+  NIBBLE_ASSIGN_OR_RETURN(engine->ops_, make_backend(options.device, options.backend));
+  NIBBLE_RETURN_IF_ERROR(self_test(*engine->ops_));
+  const int64_t rows = options.parallel + options.prefill_chunk;
+  const DecoderOptions decoder_options = {.kv = {.max_sequences = options.parallel,
+                                                 .max_tokens = options.context,
+                                                 .max_new_tokens = options.prefill_chunk},
+                                          .max_rows = rows,
+                                          .max_logit_rows = options.all_logits ? rows : options.parallel};
+  NIBBLE_RETURN_IF_ERROR(Decoder::plan_bytes(spec, decoder_options).status());
+  NIBBLE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(files, options.model));
+  engine->checkpoint_ = std::make_unique<Checkpoint>(std::move(checkpoint));
+  NIBBLE_ASSIGN_OR_RETURN(ModelWeights weights,
+                          load_weights(spec, *engine->checkpoint_, *engine->ops_, progress));
+  engine->weight_bytes_per_token_ = nibble::weight_bytes_per_token(spec, weights);
+  NIBBLE_ASSIGN_OR_RETURN(
+      engine->decoder_, Decoder::create(*engine->ops_, std::move(spec), std::move(weights), decoder_options));
+  engine->scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{
+      .max_sequences = options.parallel, .max_rows = rows, .prefill_chunk = options.prefill_chunk});
+  return engine;
+}
+
+Status Engine::read_generation_config(const FileSystem& files) {
+  if (!files.exists(join_path(options_.model, "generation_config.json"))) return {};
+  NIBBLE_ASSIGN_OR_RETURN(Config config, Config::load(files, options_.model, "generation_config.json"));
+  SamplingParams& p = default_sampling_;
+  p.temperature = static_cast<float>(config.number("temperature", 0, 100, p.temperature));
+  p.top_k = static_cast<int32_t>(config.integer("top_k", 0, INT32_MAX, p.top_k));
+  p.top_p = static_cast<float>(config.number("top_p", 0, 1, p.top_p));
+  p.min_p = static_cast<float>(config.number("min_p", 0, 1, p.min_p));
+  p.repeat_penalty = static_cast<float>(config.number("repetition_penalty", 0.01, 100, p.repeat_penalty));
+  if (config.equals("do_sample", false)) p.temperature = 0;
+  for (int64_t id : config.integer_or_list("eos_token_id", 0, INT32_MAX)) {
+    if (!is_end(static_cast<int32_t>(id))) end_tokens_.push_back(static_cast<int32_t>(id));
+  }
+  return config.status();
+}
+
+bool Engine::is_end(int32_t token) const {
+  return std::find(end_tokens_.begin(), end_tokens_.end(), token) != end_tokens_.end();
+}
+
+Result<Scheduler::Id> Engine::submit(Request request) {
+  NIBBLE_RETURN_IF_ERROR(request.sampling.check());
+  if (request.prompt.empty()) return user_error("the prompt is empty; wanted at least one token");
+  const int64_t tokens = static_cast<int64_t>(request.prompt.size());
+  if (tokens >= options_.context) {
+    return user_error("the prompt has {} tokens, which leaves no room in the context of {}; raise it with -c",
+                      tokens, options_.context);
+  }
+  for (int32_t id : request.prompt) {
+    if (id < 0 || id >= decoder_->spec().vocab) {
+      return user_error("token id {} is outside the vocabulary of {}", id, decoder_->spec().vocab);
+    }
+  }
+  const Scheduler::Id id = next_id_++;
+  Running running{.request = std::move(request), .tokens = {}, .sampler = Sampler(SamplingParams{})};
+  running.tokens = running.request.prompt;
+  running.sampler = Sampler(running.request.sampling);
+  requests_.emplace(id, std::move(running));
+  scheduler_->add(id, tokens);
+  return id;
+}
+
+void Engine::cancel(Scheduler::Id id) {
+  if (requests_.count(id) != 0) finish(id);
+}
+
+void Engine::finish(Scheduler::Id id) {
+  auto found = requests_.find(id);
+  if (found->second.slot >= 0) decoder_->kv().remove_sequence(found->second.slot);
+  scheduler_->remove(id);
+  requests_.erase(found);
+}
+
+Result<std::vector<TokenEvent>> Engine::step() {
+  std::vector<Scheduler::Id> admitted;
+  const std::vector<Scheduler::Work> work = scheduler_->next(admitted);
+  for (Scheduler::Id id : admitted) {
+    // The scheduler admits no more than there are slots.
+    NIBBLE_ASSIGN_OR_RETURN(requests_.at(id).slot, decoder_->kv().add_sequence());
+  }
+  std::vector<TokenEvent> events;
+  if (work.empty()) return events;
+  std::vector<SequenceStep> steps;
+  for (const Scheduler::Work& w : work) {
+    const Running& running = requests_.at(w.id);
+    const auto start = static_cast<size_t>(decoder_->kv().length(running.slot));
+    steps.push_back({.slot = running.slot,
+                     .ids = std::span(running.tokens).subspan(start, static_cast<size_t>(w.rows)),
+                     .logits = w.finishes_prompt ? WantLogits::kLast : WantLogits::kNone});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(Rows<const float> logits, decoder_->forward(steps));
+  int64_t row = 0;
+  for (const Scheduler::Work& w : work) {
+    if (w.finishes_prompt) events.push_back(take_token(w.id, requests_.at(w.id), logits.slice(row++, 1)));
+  }
+  for (const TokenEvent& event : events) {
+    if (event.finish != FinishReason::kNone) {
+      finish(event.id);
+    } else {
+      scheduler_->append(event.id);
+    }
+  }
+  return events;
+}
+
+TokenEvent Engine::take_token(Scheduler::Id id, Running& running, Rows<const float> logits) {
+  const Request& request = running.request;
+  TokenEvent event{.id = id};
+  event.token = running.sampler.sample({logits.data, static_cast<size_t>(logits.cols)}, running.tokens);
+  running.tokens.push_back(event.token);
+  const auto generated = static_cast<int64_t>(running.tokens.size() - request.prompt.size());
+  if (!request.ignore_eos && is_end(event.token)) {
+    event.finish = FinishReason::kStop;
+  } else if (generated == request.max_tokens) {
+    event.finish = FinishReason::kLength;
+  } else if (static_cast<int64_t>(running.tokens.size()) >= options_.context) {
+    event.finish = FinishReason::kContext;
+  }
+  return event;
+}
+
+}  // namespace nibble

@@ -1,0 +1,141 @@
+#include "ops/self_test.h"
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "ops/reference/reference_ops.h"
+#include "quant/float_codes.h"
+#include "quant/nvfp4.h"
+
+namespace nibble {
+namespace {
+
+// Sizes with tails: no multiple of any tile, several rows an expert, one expert without rows.
+constexpr int64_t kTokens = 5, kExperts = 4, kChosen = 2, kWidth = 144, kExpertWidth = 48;
+// float32 sums of 144 products in another order differ by less than this share of the largest output.
+constexpr double kTolerance = 1e-4;
+
+// A fixed sequence in [-1, 1).
+class Numbers {
+ public:
+  float next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<float>(static_cast<int64_t>(state_ >> 40) - (1 << 23)) * 0x1p-23f;
+  }
+
+ private:
+  uint64_t state_ = 2026;
+};
+
+struct HostMatrix {
+  std::vector<uint8_t> codes, scales;
+  Matrix matrix;
+};
+
+HostMatrix make_matrix(MatrixFormat format, int64_t n, int64_t k, Numbers& numbers) {
+  HostMatrix m;
+  m.matrix = {.format = format, .n = n, .k = k};
+  if (format == MatrixFormat::kNvfp4) {
+    m.codes.resize(static_cast<size_t>(n * k / 2));
+    m.scales.resize(static_cast<size_t>(n * k / nvfp4::kGroup));
+    m.matrix.tensor_scale = 0.01f;
+    std::vector<float> row(static_cast<size_t>(k));
+    for (int64_t i = 0; i < n; ++i) {
+      for (float& value : row) value = numbers.next();
+      nvfp4::quantize_row(row.data(), k, m.matrix.tensor_scale, &m.codes[static_cast<size_t>(i * k / 2)],
+                          &m.scales[static_cast<size_t>(i * k / nvfp4::kGroup)]);
+    }
+  } else {
+    const bool wide = format == MatrixFormat::kF32;
+    m.codes.resize(static_cast<size_t>(n * k * (wide ? 4 : 2)));
+    for (int64_t i = 0; i < n * k; ++i) {
+      const float value = numbers.next();
+      if (wide) {
+        reinterpret_cast<float*>(m.codes.data())[i] = value;
+      } else {
+        reinterpret_cast<uint16_t*>(m.codes.data())[i] =
+            format == MatrixFormat::kBF16 ? float_to_bf16(value) : float_to_f16(value);
+      }
+    }
+  }
+  m.matrix.codes = m.codes.data();
+  m.matrix.scales = m.scales.empty() ? nullptr : m.scales.data();
+  return m;
+}
+
+// The output of one expert_ffn on `ops`, brought to the host.
+Result<std::vector<float>> run(Ops& ops, const std::vector<HostMatrix>& matrices, const std::vector<float>& x,
+                               const std::vector<int32_t>& ids, const std::vector<float>& weights) {
+  std::vector<ExpertWeights> experts(kExperts);
+  for (size_t e = 0; e < experts.size(); ++e) {
+    NIBBLE_ASSIGN_OR_RETURN(experts[e].gate, ops.place(matrices[3 * e].matrix));
+    NIBBLE_ASSIGN_OR_RETURN(experts[e].up, ops.place(matrices[3 * e + 1].matrix));
+    NIBBLE_ASSIGN_OR_RETURN(experts[e].down, ops.place(matrices[3 * e + 2].matrix));
+  }
+  constexpr int64_t kRows = kTokens * kChosen;
+  const std::array<int64_t, 8> counts = {
+      kTokens * kWidth,     kRows,          kRows,           kRows * kWidth, kRows * kExpertWidth,
+      kRows * kExpertWidth, kRows * kWidth, kTokens * kWidth};
+  std::array<Buffer, 8> buffers;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(buffers[i], Buffer::allocate(ops.memory(), counts[i] * 4, "self-test"));
+  }
+  auto [d_x, d_ids, d_weights, d_gathered, d_gate, d_up, d_down, d_out] = [&] {
+    std::array<float*, 8> p;
+    for (size_t i = 0; i < p.size(); ++i) p[i] = buffers[i].as<float>();
+    return p;
+  }();
+  ops.memory().upload(d_x, x.data(), counts[0] * 4);
+  ops.memory().upload(d_ids, ids.data(), counts[1] * 4);
+  ops.memory().upload(d_weights, weights.data(), counts[2] * 4);
+  ops.expert_ffn({.x = {d_x, kTokens, kWidth},
+                  .ids = {reinterpret_cast<int32_t*>(d_ids), kTokens, kChosen},
+                  .weights = {d_weights, kTokens, kChosen},
+                  .experts = experts,
+                  .scratch = {.gathered = {d_gathered, kRows, kWidth},
+                              .gate = {d_gate, kRows, kExpertWidth},
+                              .up = {d_up, kRows, kExpertWidth},
+                              .down = {d_down, kRows, kWidth}},
+                  .out = {d_out, kTokens, kWidth}});
+  std::vector<float> out(static_cast<size_t>(counts[7]));
+  ops.memory().download(out.data(), d_out, counts[7] * 4);
+  return out;
+}
+
+}  // namespace
+
+Status self_test(Ops& ops) {
+  std::unique_ptr<Ops> reference = make_reference_ops(1);
+  for (MatrixFormat format :
+       {MatrixFormat::kF32, MatrixFormat::kF16, MatrixFormat::kBF16, MatrixFormat::kNvfp4}) {
+    Numbers numbers;
+    std::vector<HostMatrix> matrices;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      matrices.push_back(make_matrix(format, kExpertWidth, kWidth, numbers));
+      matrices.push_back(make_matrix(format, kExpertWidth, kWidth, numbers));
+      matrices.push_back(make_matrix(format, kWidth, kExpertWidth, numbers));
+    }
+    std::vector<float> x(kTokens * kWidth), weights(kTokens * kChosen);
+    for (float& value : x) value = numbers.next();
+    for (float& value : weights) value = numbers.next();
+    const std::vector<int32_t> ids = {0, 1, 3, 0, 1, 0, 0, 3, 3, 1};  // expert 2 has no row
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> wanted, run(*reference, matrices, x, ids, weights));
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> found, run(ops, matrices, x, ids, weights));
+    double largest = 0, worst = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      largest = std::max(largest, std::fabs(static_cast<double>(wanted[i])));
+      double error = std::fabs(static_cast<double>(found[i]) - wanted[i]);
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+    if (!(worst <= kTolerance * largest)) {
+      return internal_error(
+          "self-test of device '{}' failed: expert_ffn in {} is off by {:.2e} of {:.2e}; try "
+          "--device reference and report this machine ({})",
+          ops.name(), matrix_format_name(format), worst, largest, ops.description());
+    }
+  }
+  return {};
+}
+
+}  // namespace nibble
