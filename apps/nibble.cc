@@ -1,1 +1,228 @@
-int main() { return 0; }
+// The command line: subcommands, flags, environment variables. Every default stands once, in commands.h.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+
+#include "base/log.h"
+#include "commands.h"
+#include "ids.h"
+
+namespace nibble {
+namespace {
+
+int levenshtein(const std::string& a, const std::string& b) {
+  std::vector<int> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      int above = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+// The candidate nearest to `word`; empty where none is near.
+std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
+  std::string best;
+  int best_distance = 1 + static_cast<int>(word.size()) / 3;
+  for (const std::string& candidate : candidates) {
+    int distance = levenshtein(word, candidate);
+    if (distance <= best_distance && (best.empty() || distance < best_distance)) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+// "--temp" -> NIBBLE_TEMP, for every option that takes part.
+void name_environment(CLI::App& command) {
+  for (CLI::Option* option : command.get_options()) {
+    if (option->get_lnames().empty() || option->get_lnames()[0] == "help") continue;
+    std::string name = "NIBBLE_";
+    for (char c : option->get_lnames()[0]) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    option->envname(name);
+  }
+}
+
+void add_model(CLI::App& command, std::string& model) {
+  command.add_option("-m,--model", model, "Model directory: config.json, tokenizer.json, *.safetensors")
+      ->required();
+}
+
+void add_model_options(CLI::App& command, ModelOptions& o) {
+  add_model(command, o.model);
+  command.add_option("--device", o.device, "Where to compute")
+      ->check(CLI::IsMember({"cpu", "reference"}))
+      ->capture_default_str()
+      ->group("Machine");
+  command
+      .add_option("--cpu-isa", o.cpu_isa,
+                  "Instruction set of the cpu backend (avx512, avx2, generic; default: the best here)")
+      ->group("Machine");
+  command.add_option("-t,--threads", o.threads, "Threads (default: all CPUs that this process may use)")
+      ->check(CLI::Range(0, 1024))
+      ->group("Machine");
+  command
+      .add_option("--prefill-chunk", o.prefill_chunk,
+                  "Prompt tokens in a step; changes speed and memory, no bit of the result")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str()
+      ->group("Machine");
+}
+
+void add_run(CLI::App& app, RunOptions& o) {
+  CLI::App& run = *app.add_subcommand("run", "Generate from a prompt, or chat at the terminal (no -p)");
+  add_model_options(run, o.model);
+  run.add_option("-c,--ctx-size", o.model.context, "Context in tokens (default: the model's, at most 8192)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 28))
+      ->group("Machine");
+  run.add_option("-p,--prompt", o.prompt, "Text to go on from; with --sys a question to the assistant")
+      ->group("Text");
+  run.add_option("-f,--file", o.prompt_file, "The prompt is in this file")->group("Text");
+  run.add_option("--sys,--system-prompt", o.system, "System message (also -sys); uses the chat template")
+      ->group("Text");
+  run.add_option("--chat-template", o.chat_template, "Jinja file to take instead of the model's own template")
+      ->group("Text");
+  run.add_option("-n,--predict", o.max_tokens,
+                 "Tokens to generate at most; -1: until the model ends or the context is full")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 28))
+      ->capture_default_str()
+      ->group("Text");
+  run.add_option("--stop", o.stop, "End before this text; may be given several times")
+      ->group("Text")
+      ->allow_extra_args(false);
+  run.add_flag("--ignore-eos", o.ignore_eos, "Go on after the model's end token")->group("Text");
+  run.add_flag("--no-stats", o.no_stats, "No timing lines at the end")->group("Text");
+  const std::string sampling = "Sampling (default: generation_config.json, then the value shown)";
+  run.add_option("--temp,--temperature", o.temperature, "0 is greedy (0.8)")->group(sampling);
+  run.add_option("--top-k", o.top_k, "Keep the k most likely; 0: all (40)")->group(sampling);
+  run.add_option("--top-p", o.top_p, "Keep the most likely up to this mass (0.95)")->group(sampling);
+  run.add_option("--min-p", o.min_p, "Drop what is less likely than this share of the best (0.05)")
+      ->group(sampling);
+  run.add_option("--repeat-penalty", o.repeat_penalty, "Divides the logit of a token that was seen (1 = off)")
+      ->group(sampling);
+  run.add_option("--presence-penalty", o.presence_penalty, "Subtracted once from what was seen (0)")
+      ->group(sampling);
+  run.add_option("--frequency-penalty", o.frequency_penalty, "Subtracted for each time it was seen (0)")
+      ->group(sampling);
+  run.add_option("--repeat-last-n", o.repeat_last_n, "How far back penalties look; -1: all (64)")
+      ->group(sampling);
+  run.add_option("--seed", o.seed, "Same seed, same text (default: a new one each run)")->group(sampling);
+}
+
+void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, TokenizeOptions& tokenize,
+                DetokenizeOptions& detokenize, std::string& logits_ids, std::string& detokenize_ids) {
+  CLI::App& i = *app.add_subcommand(
+      "inspect", "Show a model's architecture, tensors and bytes, and what would not load");
+  i.add_option("model,-m,--model", inspect.model, "Model directory")->required();
+  i.add_flag("--tensors", inspect.tensors, "List every tensor");
+  i.add_flag("--json", inspect.json, "As JSON");
+
+  CLI::App& l = *app.add_subcommand("logits", "Write the logits of token ids as a .npy file");
+  add_model_options(l, logits.model);
+  l.add_option("--ids", logits_ids, "Token ids: 5,17,42");
+  l.add_option("--ids-file", logits.ids_file, "Token ids in a file");
+  l.add_option("-o,--output", logits.output, "The .npy file to write: float32 [T, V]")->required();
+
+  CLI::App& t = *app.add_subcommand("tokenize", "Text to token ids");
+  add_model(t, tokenize.model);
+  t.add_option("text,-p,--prompt", tokenize.text, "The text (default: standard input)");
+  t.add_flag("--no-special", tokenize.no_special, "Special tokens spelled in the text are plain text");
+  t.add_flag("--json", tokenize.json, "As a JSON list");
+
+  CLI::App& d = *app.add_subcommand("detokenize", "Token ids to text");
+  add_model(d, detokenize.model);
+  d.add_option("ids,--ids", detokenize_ids, "Token ids: 5,17,42 (default: standard input)");
+  d.add_flag("--skip-special", detokenize.skip_special, "Leave special tokens out");
+}
+
+// One line on stderr that names what was wrong with the command line.
+int report(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
+  if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+  std::vector<std::string> names;
+  const CLI::App* command = &app;
+  for (const CLI::App* sub : app.get_subcommands()) command = sub;
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  std::string message = error.what();
+  if (command == &app) {
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+      names.push_back(sub->get_name());
+  }
+  if (error.get_name() == "ExtrasError") {
+    std::vector<std::string> extras = command->remaining(true);
+    if (extras.empty()) extras = app.remaining(true);
+    if (extras.empty()) extras = arguments;
+    std::string word = extras.empty() ? "" : extras[0].substr(0, extras[0].find('='));
+    std::string hint = nearest(word, names);
+    message = "unknown argument '" + word + "'" + (hint.empty() ? "" : "; did you mean '" + hint + "'?");
+  }
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  log_error("{} (nibble {}--help shows what there is)", message,
+            command == &app ? "" : command->get_name() + " ");
+  return static_cast<int>(ErrorCode::kUser);
+}
+
+int run_main(int argc, char** argv) {
+  CLI::App app("nibble: inference of 4-bit mixture-of-experts language models", "nibble");
+  app.set_version_flag("--version", "nibble " NIBBLE_VERSION);
+  app.require_subcommand(1);
+  bool verbose = false;
+  std::string log_file;
+
+  RunOptions run;
+  InspectOptions inspect;
+  LogitsOptions logits;
+  TokenizeOptions tokenize;
+  DetokenizeOptions detokenize;
+  std::string logits_ids, detokenize_ids;
+  add_run(app, run);
+  add_others(app, inspect, logits, tokenize, detokenize, logits_ids, detokenize_ids);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    command->add_flag("-v,--verbose", verbose, "More lines about what happens")->group("Messages");
+    command->add_option("--log-file", log_file, "Append all messages to this file too")->group("Messages");
+    name_environment(*command);
+  }
+
+  // "-sys" is what fingers know; CLI11 has one-letter short flags only.
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (std::string& argument : arguments) {
+    if (argument == "-sys") argument = "--sys";
+  }
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::ParseError& error) {
+    return report(app, error, arguments);
+  }
+  if (verbose) set_log_level(LogLevel::kDebug);
+
+  auto execute = [&]() -> Status {
+    if (!log_file.empty()) NIBBLE_RETURN_IF_ERROR(set_log_file(log_file));
+    if (app.got_subcommand("run")) return run_command(run);
+    if (app.got_subcommand("inspect")) return inspect_command(inspect);
+    if (app.got_subcommand("tokenize")) return tokenize_command(tokenize);
+    if (app.got_subcommand("logits")) {
+      NIBBLE_ASSIGN_OR_RETURN(logits.ids, parse_ids(logits_ids, "--ids"));
+      return logits_command(logits);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(detokenize.ids, parse_ids(detokenize_ids, "ids"));
+    return detokenize_command(detokenize);
+  };
+  Status status = execute();
+  if (!status.ok()) log_error("{}", status.message());
+  return static_cast<int>(status.code());
+}
+
+}  // namespace
+}  // namespace nibble
+
+int main(int argc, char** argv) { return nibble::run_main(argc, argv); }

@@ -15,6 +15,13 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
   auto engine = std::unique_ptr<Engine>(new Engine());
   engine->options_ = asked;
   EngineOptions& options = engine->options_;
+  if (options.context < 0 || options.parallel < 1 || options.parallel > 1024 || options.prefill_chunk < 1 ||
+      options.prefill_chunk > (1 << 20)) {
+    return user_error(
+        "wanted a context of at least 0, 1 to 1024 parallel sequences and a prefill chunk of 1 to 1048576; "
+        "found {}, {} and {}",
+        options.context, options.parallel, options.prefill_chunk);
+  }
   if (!files.is_directory(options.model)) {
     return user_error(
         "model '{}': no such directory; give one with config.json, tokenizer.json and model.safetensors",
@@ -40,22 +47,18 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
                       engine->tokenizer_->vocab_size(), spec.vocab);
   }
 
-  NIBBLE_ASSIGN_OR_RETURN(engine->ops_, make_backend(options.device, options.backend));
-  NIBBLE_RETURN_IF_ERROR(self_test(*engine->ops_));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, make_backend(options.device, options.backend));
+  NIBBLE_RETURN_IF_ERROR(self_test(*ops));
   const int64_t rows = options.parallel + options.prefill_chunk;
-  const DecoderOptions decoder_options = {.kv = {.max_sequences = options.parallel,
-                                                 .max_tokens = options.context,
-                                                 .max_new_tokens = options.prefill_chunk},
-                                          .max_rows = rows,
-                                          .max_logit_rows = options.all_logits ? rows : options.parallel};
-  NIBBLE_RETURN_IF_ERROR(Decoder::plan_bytes(spec, decoder_options).status());
-  NIBBLE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(files, options.model));
-  engine->checkpoint_ = std::make_unique<Checkpoint>(std::move(checkpoint));
-  NIBBLE_ASSIGN_OR_RETURN(ModelWeights weights,
-                          load_weights(spec, *engine->checkpoint_, *engine->ops_, progress));
-  engine->weight_bytes_per_token_ = nibble::weight_bytes_per_token(spec, weights);
-  NIBBLE_ASSIGN_OR_RETURN(
-      engine->decoder_, Decoder::create(*engine->ops_, std::move(spec), std::move(weights), decoder_options));
+  NIBBLE_ASSIGN_OR_RETURN(engine->model_, load_model(files, options.model, std::move(spec), std::move(ops),
+                                                     {.kv = {.max_sequences = options.parallel,
+                                                             .max_tokens = options.context,
+                                                             .max_new_tokens = options.prefill_chunk},
+                                                      .max_rows = rows,
+                                                      .max_logit_rows = options.parallel},
+                                                     progress));
+  engine->weight_bytes_per_token_ =
+      nibble::weight_bytes_per_token(engine->decoder().spec(), engine->decoder().weights());
   engine->scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{
       .max_sequences = options.parallel, .max_rows = rows, .prefill_chunk = options.prefill_chunk});
   return engine;
@@ -90,8 +93,8 @@ Result<Scheduler::Id> Engine::submit(Request request) {
                       tokens, options_.context);
   }
   for (int32_t id : request.prompt) {
-    if (id < 0 || id >= decoder_->spec().vocab) {
-      return user_error("token id {} is outside the vocabulary of {}", id, decoder_->spec().vocab);
+    if (id < 0 || id >= decoder().spec().vocab) {
+      return user_error("token id {} is outside the vocabulary of {}", id, decoder().spec().vocab);
     }
   }
   const Scheduler::Id id = next_id_++;
@@ -109,7 +112,7 @@ void Engine::cancel(Scheduler::Id id) {
 
 void Engine::finish(Scheduler::Id id) {
   auto found = requests_.find(id);
-  if (found->second.slot >= 0) decoder_->kv().remove_sequence(found->second.slot);
+  if (found->second.slot >= 0) decoder().kv().remove_sequence(found->second.slot);
   scheduler_->remove(id);
   requests_.erase(found);
 }
@@ -119,19 +122,19 @@ Result<std::vector<TokenEvent>> Engine::step() {
   const std::vector<Scheduler::Work> work = scheduler_->next(admitted);
   for (Scheduler::Id id : admitted) {
     // The scheduler admits no more than there are slots.
-    NIBBLE_ASSIGN_OR_RETURN(requests_.at(id).slot, decoder_->kv().add_sequence());
+    NIBBLE_ASSIGN_OR_RETURN(requests_.at(id).slot, decoder().kv().add_sequence());
   }
   std::vector<TokenEvent> events;
   if (work.empty()) return events;
   std::vector<SequenceStep> steps;
   for (const Scheduler::Work& w : work) {
     const Running& running = requests_.at(w.id);
-    const auto start = static_cast<size_t>(decoder_->kv().length(running.slot));
+    const auto start = static_cast<size_t>(decoder().kv().length(running.slot));
     steps.push_back({.slot = running.slot,
                      .ids = std::span(running.tokens).subspan(start, static_cast<size_t>(w.rows)),
                      .logits = w.finishes_prompt ? WantLogits::kLast : WantLogits::kNone});
   }
-  NIBBLE_ASSIGN_OR_RETURN(Rows<const float> logits, decoder_->forward(steps));
+  NIBBLE_ASSIGN_OR_RETURN(Rows<const float> logits, decoder().forward(steps));
   int64_t row = 0;
   for (const Scheduler::Work& w : work) {
     if (w.finishes_prompt) events.push_back(take_token(w.id, requests_.at(w.id), logits.slice(row++, 1)));

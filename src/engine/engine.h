@@ -12,11 +12,10 @@
 
 #include "base/file.h"
 #include "base/result.h"
-#include "checkpoint/checkpoint.h"
 #include "engine/chat_format.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
-#include "model/decoder.h"
+#include "model/loaded_model.h"
 #include "ops/backend.h"
 #include "text/tokenizer.h"
 
@@ -68,13 +67,13 @@ class Engine {
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const ChatFormat& chat() const { return *chat_; }
-  Decoder& decoder() { return *decoder_; }
+  Decoder& decoder() { return *model_.decoder; }
   const EngineOptions& options() const { return options_; }  // with the defaults filled in
   // What generation_config.json asks for, over the built-in defaults.
   const SamplingParams& default_sampling() const { return default_sampling_; }
   bool is_end(int32_t token) const;
   int64_t weight_bytes_per_token() const { return weight_bytes_per_token_; }
-  int64_t checkpoint_bytes() const { return checkpoint_->total_bytes(); }
+  int64_t checkpoint_bytes() const { return model_.checkpoint->total_bytes(); }
 
  private:
   struct Running {
@@ -89,10 +88,7 @@ class Engine {
   void finish(Scheduler::Id id);
 
   EngineOptions options_;
-  // In the order in which they point to each other.
-  std::unique_ptr<Ops> ops_;
-  std::unique_ptr<Checkpoint> checkpoint_;
-  std::unique_ptr<Decoder> decoder_;
+  LoadedModel model_;
   std::optional<Tokenizer> tokenizer_;
   std::optional<ChatFormat> chat_;
   SamplingParams default_sampling_;

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "golden_file.h"
-#include "model/load_model.h"
+#include "model/test_model.h"
 
 namespace nibble {
 namespace {
@@ -15,7 +15,7 @@ class Demo : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(Demo, SixGreedyContinuations) {
-  LoadedModel model = load_model(demo_directory(), GetParam(), options_for(64));
+  TestModel model = load_test_model(demo_directory(), GetParam(), options_for(64));
   for (int i = 0; i < 6; ++i) {
     std::string n = std::to_string(i);
     auto next = golden_.get<int32_t>("prompt." + n);
@@ -45,7 +45,7 @@ class DemoSlow : public Demo {};
 // Mean negative log likelihood (nats a token) of 8 x 1000 tokens of a book that the model never saw.
 TEST_P(DemoSlow, HeldOutLoss) {
   constexpr size_t kChunk = 250;
-  LoadedModel model = load_model(demo_directory(), GetParam(), options_for(kChunk));
+  TestModel model = load_test_model(demo_directory(), GetParam(), options_for(kChunk));
   auto ids = golden_.get<int32_t>("val.ids");
   auto golden_nll = golden_.get<float>("val.nll");
   const size_t windows = static_cast<size_t>(golden_.shape("val.ids")[0]);

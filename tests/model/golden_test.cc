@@ -6,7 +6,7 @@
 #include <set>
 
 #include "golden_file.h"
-#include "model/load_model.h"
+#include "model/test_model.h"
 
 namespace nibble {
 namespace {
@@ -23,7 +23,7 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.model << " on " << c.
 
 class Golden : public testing::TestWithParam<Case> {
  protected:
-  LoadedModel model_ = load_model(golden_directory(GetParam().model), GetParam().backend, options_for(70), {},
+  TestModel model_ = load_test_model(golden_directory(GetParam().model), GetParam().backend, options_for(70), {},
                                   GetParam().bf16_rope);
   GoldenFile golden_{golden_directory(GetParam().model) + "/golden.safetensors"};
 };
@@ -120,7 +120,7 @@ TEST_P(Golden, ChunksAndBatchesChangeNoBit) {
     EXPECT_EQ(model_.logits(ids, chunk), whole) << "chunks of " << chunk;
   }
   // Eight sequences of other lengths and starts, in one step each time, against each alone.
-  LoadedModel batch = load_model(golden_directory(GetParam().model), GetParam().backend, options_for(70, 8),
+  TestModel batch = load_test_model(golden_directory(GetParam().model), GetParam().backend, options_for(70, 8),
                                  {}, GetParam().bf16_rope);
   std::vector<std::vector<int32_t>> prompts;
   std::vector<std::vector<float>> alone, together(8);

@@ -20,7 +20,7 @@ inline std::string golden_directory(const std::string& name) {
 }
 inline std::string demo_directory() { return std::string(NIBBLE_SOURCE_DIR) + "/models/demo"; }
 
-struct LoadedModel {
+struct TestModel {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<Checkpoint> checkpoint;
   std::unique_ptr<Decoder> decoder;
@@ -46,10 +46,10 @@ struct LoadedModel {
 };
 
 // bf16_rope: with RoPE frequencies rounded to bfloat16; for host backends.
-inline LoadedModel load_model(const std::string& directory, const std::string& backend,
+inline TestModel load_test_model(const std::string& directory, const std::string& backend,
                               DecoderOptions options, const BackendOptions& backend_options = {},
                               bool bf16_rope = false) {
-  LoadedModel model;
+  TestModel model;
   auto ops = make_backend(backend, backend_options);
   EXPECT_TRUE(ops.ok()) << ops.status().message();
   model.ops = std::move(ops).value();

@@ -1,0 +1,71 @@
+// The subcommands of nibble: what each is asked (filled in by nibble.cc from flags and environment) and the
+// function that does it. A function returns what went wrong, if anything; nibble.cc turns that into the exit
+// code: 0 ok, 1 user error, 2 internal.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace nibble {
+
+struct ModelOptions {
+  std::string model;            // -m
+  std::string device = "cpu";   // --device
+  std::string cpu_isa;          // --cpu-isa; empty: the best that the machine has
+  int threads = 0;              // -t; 0: as many as this process may use
+  int64_t context = 0;          // -c; 0: the model's own, at most EngineOptions::kDefaultContext
+  int64_t prefill_chunk = 256;  // --prefill-chunk
+};
+
+struct RunOptions {
+  ModelOptions model;
+  std::optional<std::string> prompt;  // -p; without it: a chat at the terminal
+  std::string prompt_file;            // -f
+  std::string system;                 // -sys
+  std::string chat_template;          // --chat-template
+  int64_t max_tokens = -1;            // -n
+  // What is not given comes from the model's generation_config.json, then from the built-in defaults.
+  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+  std::optional<int32_t> top_k, repeat_last_n;
+  std::optional<uint64_t> seed;   // absent: a new one each run, shown with -v
+  std::vector<std::string> stop;  // --stop
+  bool ignore_eos = false;
+  bool no_stats = false;  // no timing lines at the end
+};
+Status run_command(const RunOptions& options);
+
+struct InspectOptions {
+  std::string model;
+  bool tensors = false;  // list every tensor
+  bool json = false;
+};
+Status inspect_command(const InspectOptions& options);
+
+struct LogitsOptions {
+  ModelOptions model;
+  std::vector<int32_t> ids;  // --ids
+  std::string ids_file;      // --ids-file: integers between spaces, commas or lines
+  std::string output;        // -o: float32 [T, V] in numpy's .npy format
+};
+Status logits_command(const LogitsOptions& options);
+
+struct TokenizeOptions {
+  std::string model;
+  std::optional<std::string> text;  // absent: standard input
+  bool json = false;
+  bool no_special = false;  // special tokens spelled in the text are text
+};
+Status tokenize_command(const TokenizeOptions& options);
+
+struct DetokenizeOptions {
+  std::string model;
+  std::vector<int32_t> ids;  // none: standard input
+  bool skip_special = false;
+};
+Status detokenize_command(const DetokenizeOptions& options);
+
+}  // namespace nibble

@@ -1,0 +1,78 @@
+// nibble logits: the logits of given token ids, for comparing with other implementations.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "base/log.h"
+#include "commands.h"
+#include "ids.h"
+#include "model/loaded_model.h"
+#include "ops/backend.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kMaxIdsBytes = 64 << 20;
+
+using OutputFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+// The header of a numpy .npy file, version 1.0: float32, C order; padded so that data starts at a multiple
+// of 64.
+std::string npy_header(int64_t rows, int64_t cols) {
+  std::string dict =
+      fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", rows, cols);
+  constexpr size_t kPreamble = 10;  // magic, version, u16 length
+  while ((kPreamble + dict.size() + 1) % 64 != 0) dict += ' ';
+  dict += '\n';
+  std::string header("\x93NUMPY\x01\x00", 8);
+  header += static_cast<char>(dict.size() & 0xFF);
+  header += static_cast<char>(dict.size() >> 8);
+  return header + dict;
+}
+
+}  // namespace
+
+Status logits_command(const LogitsOptions& options) {
+  std::vector<int32_t> ids = options.ids;
+  if (!options.ids_file.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(std::string text, read_text(FileSystem::posix(), options.ids_file, kMaxIdsBytes));
+    NIBBLE_ASSIGN_OR_RETURN(ids, parse_ids(text, options.ids_file));
+  }
+  if (ids.empty()) return user_error("no token ids; give them with --ids 5,17,42 or --ids-file FILE");
+
+  const ModelOptions& m = options.model;
+  const FileSystem& files = FileSystem::posix();
+  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, m.model));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops,
+                          make_backend(m.device, {.threads = m.threads, .cpu_isa = m.cpu_isa}));
+  const int64_t tokens = static_cast<int64_t>(ids.size());
+  const int64_t chunk = std::min(m.prefill_chunk, tokens), vocab = spec.vocab;
+  NIBBLE_ASSIGN_OR_RETURN(
+      LoadedModel model,
+      load_model(files, m.model, std::move(spec), std::move(ops),
+                 {.kv = {.max_sequences = 1, .max_tokens = tokens, .max_new_tokens = chunk},
+                  .max_rows = chunk,
+                  .max_logit_rows = chunk}));
+  OutputFile file(std::fopen(options.output.c_str(), "wb"), std::fclose);
+  if (file == nullptr) return user_error("-o {}: cannot write: {}", options.output, std::strerror(errno));
+  const std::string header = npy_header(tokens, vocab);
+  bool written = std::fwrite(header.data(), 1, header.size(), file.get()) == header.size();
+  NIBBLE_ASSIGN_OR_RETURN(int32_t slot, model.decoder->kv().add_sequence());
+  for (int64_t at = 0; at < tokens && written; at += chunk) {
+    const auto count = static_cast<size_t>(std::min(chunk, tokens - at));
+    SequenceStep step{slot, std::span(ids).subspan(static_cast<size_t>(at), count), WantLogits::kAll};
+    NIBBLE_ASSIGN_OR_RETURN(Rows<const float> logits, model.decoder->forward(std::span(&step, 1)));
+    const auto values = static_cast<size_t>(logits.rows * logits.cols);
+    written = std::fwrite(logits.data, sizeof(float), values, file.get()) == values;
+  }
+  written = std::fclose(file.release()) == 0 && written;
+  if (!written) return user_error("-o {}: writing failed: {}", options.output, std::strerror(errno));
+  log_info("wrote float32 [{}, {}] to {}", tokens, vocab, options.output);
+  return {};
+}
+
+}  // namespace nibble

@@ -1,0 +1,227 @@
+// nibble run: one answer to a prompt, or a chat at the terminal.
+#include <editline/readline.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/log.h"
+#include "base/numbers.h"
+#include "commands.h"
+#include "engine/engine.h"
+#include "engine/text_output.h"
+#include "progress.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kMaxPromptBytes = 256 << 20;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Ctrl-C ends the answer, not the program; a second one before the next prompt ends the program.
+volatile std::sig_atomic_t g_interrupts = 0;
+extern "C" void on_interrupt(int) {
+  if (g_interrupts++ > 0) _exit(130);
+}
+
+// What one answer took.
+struct Timing {
+  int64_t prompt_tokens = 0, new_tokens = 0;
+  double prompt_seconds = 0;  // until the first token
+  double decode_seconds = 0;  // from the first token to the last
+};
+
+class Runner {
+ public:
+  Runner(Engine& engine, const RunOptions& options) : engine_(engine), options_(options) {
+    SamplingParams& p = sampling_ = engine.default_sampling();
+    auto take = [](auto& to, const auto& from) {
+      if (from) to = *from;
+    };
+    take(p.temperature, options.temperature);
+    take(p.top_k, options.top_k);
+    take(p.top_p, options.top_p);
+    take(p.min_p, options.min_p);
+    take(p.repeat_penalty, options.repeat_penalty);
+    take(p.presence_penalty, options.presence_penalty);
+    take(p.frequency_penalty, options.frequency_penalty);
+    take(p.penalty_last_n, options.repeat_last_n);
+    if (options.seed) {
+      p.seed = *options.seed;
+    } else {
+      std::random_device device;
+      p.seed = (static_cast<uint64_t>(device()) << 32) | device();
+    }
+    log_debug("seed {}", p.seed);
+  }
+
+  // Streams the answer to stdout and returns it.
+  Result<std::string> answer(const std::string& prompt) {
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, engine_.tokenizer().encode(prompt));
+    timing_ = {.prompt_tokens = static_cast<int64_t>(ids.size())};
+    NIBBLE_ASSIGN_OR_RETURN(Scheduler::Id id, engine_.submit({.prompt = std::move(ids),
+                                                              .sampling = sampling_,
+                                                              .max_tokens = options_.max_tokens,
+                                                              .ignore_eos = options_.ignore_eos}));
+    TextOutput output(engine_.tokenizer(), options_.stop);
+    std::string text;
+    auto show = [&](const std::string& piece) {
+      text += piece;
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    };
+    const Clock::time_point start = Clock::now();
+    Clock::time_point first = start;
+    FinishReason finish = FinishReason::kNone;
+    while (finish == FinishReason::kNone && !output.stopped()) {
+      if (g_interrupts > 0) break;
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<TokenEvent> events, engine_.step());
+      for (const TokenEvent& event : events) {
+        if (timing_.new_tokens++ == 0) first = Clock::now();
+        finish = event.finish;
+        if (finish != FinishReason::kStop) show(output.push(event.token));
+      }
+    }
+    engine_.cancel(id);
+    show(output.finish());
+    timing_.prompt_seconds = std::chrono::duration<double>(first - start).count();
+    timing_.decode_seconds = seconds_since(first);
+    if (finish == FinishReason::kContext) {
+      log_warning("the context of {} tokens is full; raise it with -c", engine_.options().context);
+    }
+    return text;
+  }
+
+  void log_timing() const {
+    if (options_.no_stats) return;
+    const Timing& t = timing_;
+    auto rate = [](int64_t tokens, double seconds) {
+      return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+    };
+    log_info("prompt: {} tokens in {:.3f} s, {:.1f} tok/s; first token after {:.3f} s", t.prompt_tokens,
+             t.prompt_seconds, rate(t.prompt_tokens, t.prompt_seconds), t.prompt_seconds);
+    // The first token came with the prompt: decoding is what followed.
+    const double decode_rate = rate(t.new_tokens - 1, t.decode_seconds);
+    const double gb_per_token = static_cast<double>(engine_.weight_bytes_per_token()) / 1e9;
+    log_info("decode: {} tokens in {:.3f} s, {:.1f} tok/s; {:.4f} GB/token of weights, {:.2f} GB/s",
+             t.new_tokens, t.decode_seconds, decode_rate, gb_per_token, gb_per_token * decode_rate);
+  }
+
+ private:
+  Engine& engine_;
+  const RunOptions& options_;
+  SamplingParams sampling_;
+  Timing timing_;
+};
+
+nlohmann::ordered_json message(const std::string& role, const std::string& content) {
+  return {{"role", role}, {"content", content}};
+}
+
+nlohmann::ordered_json first_messages(const RunOptions& options) {
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  if (!options.system.empty()) messages.push_back(message("system", options.system));
+  return messages;
+}
+
+Status run_once(Engine& engine, const RunOptions& options, const std::string& prompt) {
+  Runner runner(engine, options);
+  std::string text = prompt;
+  if (!options.system.empty()) {
+    nlohmann::ordered_json messages = first_messages(options);
+    messages.push_back(message("user", prompt));
+    NIBBLE_ASSIGN_OR_RETURN(text, engine.chat().render(messages, true));
+  } else {
+    std::fwrite(prompt.data(), 1, prompt.size(), stdout);  // the text goes on from the prompt
+  }
+  NIBBLE_RETURN_IF_ERROR(runner.answer(text).status());
+  std::fputc('\n', stdout);
+  runner.log_timing();
+  return {};
+}
+
+// The next line that the user types; nothing at the end of the input.
+std::optional<std::string> read_line(bool terminal) {
+  if (!terminal) {
+    std::string line;
+    return std::getline(std::cin, line) ? std::optional(line) : std::nullopt;
+  }
+  char* typed = ::readline("> ");
+  if (typed == nullptr) return std::nullopt;
+  std::string line = typed;
+  if (!line.empty()) ::add_history(typed);
+  std::free(typed);  // NOLINT(cppcoreguidelines-no-malloc): readline's contract
+  return line;
+}
+
+Status chat(Engine& engine, const RunOptions& options) {
+  nlohmann::ordered_json messages = first_messages(options);
+  // Says at once what a conversation with this model needs, before anything is typed.
+  if (!engine.chat().has_template()) return engine.chat().render(messages, true).status();
+  const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  if (terminal)
+    log_info("chat: Ctrl-C stops an answer, /clear forgets the conversation, Ctrl-D or /exit ends");
+  Runner runner(engine, options);
+  while (true) {
+    g_interrupts = 0;
+    std::optional<std::string> line = read_line(terminal);
+    if (!line || *line == "/exit") break;
+    if (line->empty()) continue;
+    if (*line == "/clear") {
+      messages = first_messages(options);
+      continue;
+    }
+    messages.push_back(message("user", *line));
+    NIBBLE_ASSIGN_OR_RETURN(std::string prompt, engine.chat().render(messages, true));
+    g_interrupts = 0;
+    Result<std::string> answer = runner.answer(prompt);
+    if (!answer.ok()) {
+      // A conversation that has grown out of the context must not take the program down.
+      log_error("{}; /clear starts anew", answer.status().message());
+      messages.erase(messages.size() - 1);
+      continue;
+    }
+    std::fputc('\n', stdout);
+    runner.log_timing();
+    messages.push_back(message("assistant", *answer));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status run_command(const RunOptions& options) {
+  std::optional<std::string> prompt = options.prompt;
+  if (!options.prompt_file.empty()) {
+    if (prompt) return user_error("-p and -f both give a prompt; wanted one of them");
+    NIBBLE_ASSIGN_OR_RETURN(prompt, read_text(FileSystem::posix(), options.prompt_file, kMaxPromptBytes));
+  }
+  LoadProgressLine progress("loading " + options.model.model);
+  NIBBLE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> engine,
+      Engine::load(FileSystem::posix(),
+                   {.model = options.model.model,
+                    .device = options.model.device,
+                    .backend = {.threads = options.model.threads, .cpu_isa = options.model.cpu_isa},
+                    .context = options.model.context,
+                    .prefill_chunk = options.model.prefill_chunk,
+                    .chat_template = options.chat_template},
+                   [&](int64_t loaded, int64_t total) { progress.update(loaded, total); }));
+  progress.finish(engine->checkpoint_bytes());
+  log_debug("{}; context {}, KV cache {}", engine->decoder().ops().description(), engine->options().context,
+            format_bytes(engine->decoder().kv().bytes()));
+  std::signal(SIGINT, on_interrupt);
+  return prompt ? run_once(*engine, options, *prompt) : chat(*engine, options);
+}
+
+}  // namespace nibble

@@ -1,0 +1,41 @@
+// nibble tokenize, nibble detokenize.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+
+#include "commands.h"
+#include "ids.h"
+#include "text/tokenizer.h"
+
+namespace nibble {
+
+Status tokenize_command(const TokenizeOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), options.model));
+  const std::string text = options.text ? *options.text : read_standard_input();
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                          tokenizer.encode(text, {.parse_special = !options.no_special}));
+  if (options.json) {
+    fmt::print("[{}]\n", fmt::join(ids, ", "));
+  } else {
+    fmt::print("{}\n", fmt::join(ids, ","));
+  }
+  return {};
+}
+
+Status detokenize_command(const DetokenizeOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), options.model));
+  std::vector<int32_t> ids = options.ids;
+  if (ids.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(ids, parse_ids(read_standard_input(), "standard input"));
+  }
+  for (int32_t id : ids) {
+    if (id >= tokenizer.vocab_size()) {
+      return user_error("token id {} is outside the vocabulary of {}", id, tokenizer.vocab_size());
+    }
+  }
+  fmt::print("{}\n", tokenizer.decode(ids, options.skip_special));
+  return {};
+}
+
+}  // namespace nibble
