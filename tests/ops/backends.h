@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,6 +25,10 @@ struct BackendCase {
   std::string name;  // for make_backend
   std::string isa;   // cpu only
 };
+
+inline std::ostream& operator<<(std::ostream& out, const BackendCase& backend) {
+  return out << backend.name << " " << backend.isa;
+}
 
 inline std::vector<BackendCase> all_backends() {
   std::vector<BackendCase> cases = {{"reference", ""}};
