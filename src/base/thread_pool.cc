@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <chrono>
 #include <fstream>
 #include <string>
 
@@ -25,6 +26,15 @@ double cgroup_cpu_quota() {
       v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
   if (v1_quota >> quota_us && v1_period >> period && quota_us > 0 && period > 0) return quota_us / period;
   return 0;
+}
+
+// Tells the core that this is a waiting loop.
+void relax_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
 }
 
 }  // namespace
@@ -50,7 +60,7 @@ struct ThreadPool::Loop {
   }
 };
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : spins_(threads <= usable_cpus()) {
   NIBBLE_CHECK(threads >= 1);
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
 }
@@ -64,6 +74,20 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+template <class Ready>
+void ThreadPool::spin_until(const Ready& ready) const {
+  if (!spins_) return;
+  constexpr int kLooksPerClock = 32;  // reading the clock costs about as much as so many looks are worth
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpin_us);
+  while (true) {
+    for (int i = 0; i < kLooksPerClock; ++i) {
+      if (ready()) return;
+      relax_cpu();
+    }
+    if (std::chrono::steady_clock::now() >= end) return;
+  }
+}
+
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
   if (count <= 0) return;
   if (count == 1 || workers_.empty()) {
@@ -71,15 +95,18 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>&
     return;
   }
   Loop loop{count, &body};
+  bool someone_sleeps = false;
   {
     std::lock_guard lock(mutex_);
     NIBBLE_CHECK(loop_ == nullptr);
     loop_ = &loop;
     ++epoch_;
+    someone_sleeps = sleepers_ > 0;
   }
-  wake_.notify_all();
+  if (someone_sleeps) wake_.notify_all();
   loop.run();
   // All indices are taken; wait for the workers that still hold one. Late wakers find loop_ null.
+  spin_until([this] { return busy_workers_.load(std::memory_order_relaxed) == 0; });
   std::unique_lock lock(mutex_);
   loop_ = nullptr;
   done_.wait(lock, [this] { return busy_workers_ == 0; });
@@ -87,9 +114,18 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>&
 
 void ThreadPool::work() {
   uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
   while (true) {
+    spin_until([&] {
+      return epoch_.load(std::memory_order_relaxed) != seen || stop_.load(std::memory_order_relaxed);
+    });
+    std::unique_lock lock(mutex_);
+    if (!stop_ && loop_ == nullptr && epoch_ != seen) {  // too late for that one; the next may be near
+      seen = epoch_;
+      continue;
+    }
+    ++sleepers_;
     wake_.wait(lock, [&] { return stop_ || (loop_ != nullptr && epoch_ != seen); });
+    --sleepers_;
     if (stop_) return;
     seen = epoch_;
     Loop* loop = loop_;

@@ -2,8 +2,13 @@
 //
 // Determinism: parallel_for says which index a task has, never which thread; a kernel whose result for an
 // index depends on that index alone gives the same bits for any number of threads.
+//
+// Waiting: loops come in bursts, some microseconds apart, and waking a sleeping thread costs more than such a
+// gap. So workers that found nothing to do, and a caller that waits for them, look again for kSpin_us before
+// they sleep; not where the pool has more threads than there are CPUs, since one would spin in another's way.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -18,6 +23,8 @@ int usable_cpus();
 
 class ThreadPool {
  public:
+  static constexpr int kSpin_us = 50;
+
   // `threads` counts the caller; REQUIRES threads >= 1.
   explicit ThreadPool(int threads);
   ~ThreadPool();
@@ -32,15 +39,21 @@ class ThreadPool {
 
  private:
   void work();
+  // Looks at `ready` for up to kSpin_us; at once where this pool does not spin.
+  template <class Ready>
+  void spin_until(const Ready& ready) const;
 
   struct Loop;  // the loop that runs now
+  const bool spins_;
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   Loop* loop_ = nullptr;  // guarded by mutex_
-  uint64_t epoch_ = 0;    // guarded by mutex_; a new value is a new loop
-  int busy_workers_ = 0;  // guarded by mutex_
-  bool stop_ = false;     // guarded by mutex_
+  int sleepers_ = 0;      // guarded by mutex_; workers in wake_
+  // Written under mutex_; read without it only to decide whether to go on spinning.
+  std::atomic<uint64_t> epoch_ = 0;    // a new value is a new loop
+  std::atomic<int> busy_workers_ = 0;  // inside a loop
+  std::atomic<bool> stop_ = false;
 };
 
 }  // namespace nibble

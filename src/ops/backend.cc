@@ -12,7 +12,7 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   }
   int threads = options.threads > 0 ? options.threads : usable_cpus();
   if (name == "reference") return make_reference_ops(threads);
-  if (name == "cpu") return make_cpu_ops(threads);
+  if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa);
   return user_error("device '{}' is not in this build; there are: cpu, reference", name);
 }
 

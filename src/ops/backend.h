@@ -10,7 +10,8 @@
 namespace nibble {
 
 struct BackendOptions {
-  int threads = 0;  // 0: as many as this process may use
+  int threads = 0;      // 0: as many as this process may use
+  std::string cpu_isa;  // kernels of the cpu backend: "avx512", "avx2", "generic"; "": the best of them here
 };
 
 // "reference" or "cpu".

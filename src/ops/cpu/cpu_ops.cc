@@ -1,9 +1,163 @@
 #include "ops/cpu/cpu_ops.h"
 
-#include "ops/reference/reference_ops.h"
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/cpu/expert_ffn.h"
+#include "ops/cpu/isa.h"
+#include "ops/cpu/scratch.h"
+#include "ops/cpu/tasks.h"
+#include "ops/rope_table.h"
+#include "ops/routing.h"
 
 namespace nibble {
+namespace {
 
-std::unique_ptr<Ops> make_cpu_ops(int threads) { return make_reference_ops(threads); }
+using cpu::for_each;
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(int threads, const cpu::Kernels& kernels) : pool_(threads), kernels_(kernels) {}
+
+  std::string_view name() const override { return "cpu"; }
+  Memory& memory() override { return host_memory(); }
+  std::string description() const override {
+    return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
+  }
+  Result<Matrix> place(const Matrix& host_matrix) override { return host_matrix; }
+
+ protected:
+  void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
+    for_each(pool_, out_TD.rows, out_TD.cols,
+             [&](int64_t t) { dequantize_row(table_VD, ids_T[static_cast<size_t>(t)], out_TD.row(t)); });
+  }
+
+  void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) override {
+    for_each(pool_, x.rows, x.cols / 8,
+             [&](int64_t t) { kernels_.rms_norm(x.row(t), weight, eps, x.cols, out.row(t)); });
+  }
+
+  void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
+    if (x.rows == 0) return;
+    const cpu::Weights weights = cpu::kernel_weights(w);
+    const cpu::PackedRows packed = cpu::pack_rows(pool_, kernels_, weights.format, x, packed_);
+    const int64_t each =
+        cpu::weight_rows_per_task(w.n, w.n, matrix_bytes(w.format, 1, w.k), x.rows, pool_.threads());
+    pool_.parallel_for(ceil_div(w.n, each), [&](int64_t task) {
+      const int64_t first = task * each, last = std::min(w.n, first + each);
+      kernels_.linear({weights, packed, first, last, out.data, out.stride});
+    });
+  }
+
+  void do_rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
+                     Rows<float> out) override {
+    for_each(pool_, out.rows, out.cols * 10,
+             [&](int64_t t) { rope_table_row_on_host(positions_T[t], inv_freq, factor, out.row(t)); });
+  }
+
+  void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) override {
+    const int64_t half = table.cols / 2;
+    for_each(pool_, x.rows, x.cols / 4, [&](int64_t t) {
+      for (int64_t at = 0; at < x.cols; at += head_dim) {
+        kernels_.rope(x.row(t) + at, table.row(t), table.row(t) + half, half);
+      }
+    });
+  }
+
+  void do_write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows,
+                   const KvView& kv) override {
+    for_each(pool_, k.rows, k.cols / 4, [&](int64_t t) {
+      const int64_t position = rows.positions_T[t];
+      const int64_t page =
+          kv.table[rows.slots_T[t] * kv.table_pages + position / kv.page_tokens % kv.table_pages];
+      for (int64_t g = 0; g < kv.kv_heads; ++g) {
+        int64_t at = ((page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens) * kv.head_dim;
+        std::copy_n(k.row(t) + g * kv.head_dim, kv.head_dim, kv.keys + at);
+        std::copy_n(v.row(t) + g * kv.head_dim, kv.head_dim, kv.values + at);
+      }
+    });
+  }
+
+  void do_attend(const AttendArgs& args) override {
+    const KvView& kv = args.kv;
+    NIBBLE_CHECK(kv.head_dim <= cpu::kMaxHeadDim);
+    const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
+    auto first_of = [&](int64_t t) {
+      int64_t last = args.rows.positions_T[t];
+      return args.window > 0 ? std::max<int64_t>(0, last - args.window + 1) : int64_t{0};
+    };
+    int64_t positions = 0;
+    for (int64_t t = 0; t < args.q.rows; ++t) positions += args.rows.positions_T[t] - first_of(t) + 1;
+    const int64_t head_ns = positions / std::max<int64_t>(1, args.q.rows) * (3 + kv.head_dim / 16);
+    for_each(pool_, args.q.rows * heads, head_ns, [&](int64_t task) {
+      const int64_t t = task / heads, h = task % heads;
+      kernels_.attend({args.q.row(t) + h * kv.head_dim, kv.keys, kv.values,
+                       kv.table + args.rows.slots_T[t] * kv.table_pages, kv.table_pages, kv.page_tokens,
+                       kv.kv_heads, kv.head_dim, h / group, first_of(t), args.rows.positions_T[t], args.scale,
+                       args.out.row(t) + h * kv.head_dim});
+    });
+  }
+
+  void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
+    for_each(pool_, x.rows, gate.cols + x.cols / 8, [&](int64_t t) {
+      constexpr int64_t kAtOnce = 256;
+      float factors[kAtOnce];
+      for (int64_t i = 0; i < gate.cols; i += kAtOnce) {
+        const int64_t n = std::min(kAtOnce, gate.cols - i);
+        kernels_.softplus(gate.row(t) + i, n, factors);
+        if (kind == OutputGate::kSoftplusElement) {
+          kernels_.multiply(factors, n, x.row(t) + i);
+          continue;
+        }
+        for (int64_t h = 0; h < n; ++h) {
+          kernels_.multiply_by(factors[h], head_dim, x.row(t) + (i + h) * head_dim);
+        }
+      }
+    });
+  }
+
+  void do_activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out) override {
+    NIBBLE_CHECK(kind == Activation::kSilu);
+    for_each(pool_, gate.rows, gate.cols,
+             [&](int64_t t) { kernels_.silu_mul(gate.row(t), up.row(t), gate.cols, out.row(t)); });
+  }
+
+  void do_add(Rows<const float> y, Rows<float> x) override {
+    for_each(pool_, x.rows, x.cols / 8, [&](int64_t t) { kernels_.add(y.row(t), x.cols, x.row(t)); });
+  }
+
+  void do_route(const RouteArgs& args) override {
+    const int64_t each = cpu::items_per_task(args.ids.rows, args.logits.cols * 20, pool_.threads());
+    if (args.ids.rows == 0) return;
+    pool_.parallel_for(ceil_div(args.ids.rows, each), [&](int64_t task) {
+      const int64_t first = task * each, count = std::min(each, args.ids.rows - first);
+      route_on_host({args.logits.slice(first, count), args.bias_E, args.spec, args.ids.slice(first, count),
+                     args.weights.slice(first, count)});
+    });
+  }
+
+  void do_expert_ffn(const ExpertFfnArgs& args) override {
+    if (cpu::can_fuse(args)) return cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
+    Ops::do_expert_ffn(args);
+  }
+
+ private:
+  ThreadPool pool_;
+  const cpu::Kernels& kernels_;
+  // Grow to the largest step and stay.
+  cpu::Scratch packed_;
+  cpu::ExpertFfnScratch expert_scratch_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa) {
+  NIBBLE_ASSIGN_OR_RETURN(const cpu::Kernels* kernels, cpu::find_kernels(isa));
+  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(threads, *kernels));
+}
 
 }  // namespace nibble

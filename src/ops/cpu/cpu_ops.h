@@ -3,12 +3,15 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
+#include "base/result.h"
 #include "ops/ops.h"
 
 namespace nibble {
 
-// REQUIRES threads >= 1.
-std::unique_ptr<Ops> make_cpu_ops(int threads);
+// `isa` as in BackendOptions::cpu_isa; one that this machine does not have is an error that names those that
+// it has. REQUIRES threads >= 1.
+Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa);
 
 }  // namespace nibble

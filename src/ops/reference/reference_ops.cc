@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "ops/rope_table.h"
 #include "ops/routing.h"
 #include "quant/float_codes.h"
 
@@ -65,16 +66,8 @@ class ReferenceOps final : public Ops {
 
   void do_rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
                      Rows<float> out) override {
-    const int64_t half = out.cols / 2;
-    for (int64_t t = 0; t < out.rows; ++t) {
-      for (int64_t i = 0; i < half; ++i) {
-        // The angle is a float32 product, as in the models' own code: at large positions that rounding is
-        // part of what they were trained with.
-        float angle = static_cast<float>(positions_T[t]) * inv_freq[static_cast<size_t>(i)];
-        out.row(t)[i] = std::cos(angle) * factor;
-        out.row(t)[half + i] = std::sin(angle) * factor;
-      }
-    }
+    for (int64_t t = 0; t < out.rows; ++t)
+      rope_table_row_on_host(positions_T[t], inv_freq, factor, out.row(t));
   }
 
   void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) override {

@@ -1,0 +1,133 @@
+#include "ops/cpu/expert_ffn.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace nibble::cpu {
+namespace {
+
+// Rows (t, a) in the stable order of (expert, token).
+struct Groups {
+  std::vector<int64_t> begin;   // [E + 1] first grouped row of each expert
+  std::vector<int32_t> token;   // [R] of each grouped row
+  std::vector<int64_t> row_of;  // [T * A] grouped row of (t, a)
+};
+
+Groups group(Rows<const int32_t> ids, int64_t experts) {
+  Groups groups;
+  const int64_t chosen = ids.cols, rows = ids.rows * chosen;
+  groups.begin.assign(static_cast<size_t>(experts) + 1, 0);
+  for (int64_t t = 0; t < ids.rows; ++t) {
+    for (int64_t a = 0; a < chosen; ++a) {
+      NIBBLE_CHECK(ids.row(t)[a] >= 0 && ids.row(t)[a] < experts);
+      ++groups.begin[static_cast<size_t>(ids.row(t)[a]) + 1];
+    }
+  }
+  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) groups.begin[e + 1] += groups.begin[e];
+  std::vector<int64_t> next = groups.begin;
+  groups.token.resize(static_cast<size_t>(rows));
+  groups.row_of.resize(static_cast<size_t>(rows));
+  for (int64_t t = 0; t < ids.rows; ++t) {
+    for (int64_t a = 0; a < chosen; ++a) {
+      int64_t row = next[static_cast<size_t>(ids.row(t)[a])]++;
+      groups.token[static_cast<size_t>(row)] = static_cast<int32_t>(t);
+      groups.row_of[static_cast<size_t>(t * chosen + a)] = row;
+    }
+  }
+  return groups;
+}
+
+// Some weight rows of one expert and all its grouped rows.
+struct ExpertTask {
+  int64_t expert, first, last;  // weight rows
+  int64_t begin, rows;          // grouped rows
+};
+
+// Cuts the n weight rows of every expert that has rows; `row_bytes` of weights are read for one.
+std::vector<ExpertTask> cut(const Groups& groups, int64_t n, int64_t row_bytes, int threads) {
+  const int64_t experts = static_cast<int64_t>(groups.begin.size()) - 1;
+  int64_t used = 0;
+  for (size_t e = 0; e + 1 < groups.begin.size(); ++e) used += groups.begin[e] < groups.begin[e + 1] ? 1 : 0;
+  std::vector<ExpertTask> tasks;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t begin = groups.begin[static_cast<size_t>(e)];
+    const int64_t rows = groups.begin[static_cast<size_t>(e) + 1] - begin;
+    if (rows == 0) continue;
+    const int64_t each = weight_rows_per_task(n, used * n, row_bytes, rows, threads);
+    for (int64_t first = 0; first < n; first += each) {
+      tasks.push_back({e, first, std::min(n, first + each), begin, rows});
+    }
+  }
+  return tasks;
+}
+
+}  // namespace
+
+bool can_fuse(const ExpertFfnArgs& args) {
+  const ExpertWeights& one = args.experts[0];
+  return args.activation == Activation::kSilu && one.gate.format == one.up.format &&
+         std::all_of(args.experts.begin(), args.experts.end(), [&](const ExpertWeights& w) {
+           return w.gate.format == one.gate.format && w.up.format == one.up.format &&
+                  w.down.format == one.down.format;
+         });
+}
+
+void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args,
+                      ExpertFfnScratch& scratch) {
+  const int64_t experts = static_cast<int64_t>(args.experts.size()), chosen = args.ids.cols;
+  const int64_t width = args.scratch.gate.cols, model = args.x.cols, routed = args.ids.rows * chosen;
+  if (routed == 0) return;
+  const Groups groups = group(args.ids, experts);
+  const Matrix& gate = args.experts[0].gate;
+  const Matrix& down = args.experts[0].down;
+  const WeightFormat down_format = kernel_weights(down).format;
+  auto expert = [&](int64_t e) -> const ExpertWeights& { return args.experts[static_cast<size_t>(e)]; };
+
+  const PackedRows x = pack_rows(pool, kernels, kernel_weights(gate).format, args.x, scratch.packed);
+
+  // A row's last 128 places, some of which no column fills.
+  const int64_t stride = round_up(width, kPackedColumns);
+  float* activated = scratch.activated.reserve(routed * stride);
+  if (stride != width) {
+    for (int64_t r = 0; r < routed; ++r) {
+      std::fill_n(activated + (r + 1) * stride - kPackedColumns, kPackedColumns, 0.0f);
+    }
+  }
+  const std::vector<ExpertTask> up_tasks =
+      cut(groups, width, 2 * matrix_bytes(gate.format, 1, gate.k), pool.threads());
+  pool.parallel_for(static_cast<int64_t>(up_tasks.size()), [&](int64_t i) {
+    const ExpertTask& task = up_tasks[static_cast<size_t>(i)];
+    const ExpertWeights& w = expert(task.expert);
+    kernels.gate_up({kernel_weights(w.gate),
+                     kernel_weights(w.up),
+                     {x.x, groups.token.data() + task.begin, task.rows, x.stride},
+                     task.first,
+                     task.last,
+                     down_format,
+                     activated + task.begin * stride,
+                     stride});
+  });
+
+  Rows<float> down_rows = args.scratch.down;
+  const std::vector<ExpertTask> down_tasks =
+      cut(groups, model, matrix_bytes(down.format, 1, down.k), pool.threads());
+  pool.parallel_for(static_cast<int64_t>(down_tasks.size()), [&](int64_t i) {
+    const ExpertTask& task = down_tasks[static_cast<size_t>(i)];
+    kernels.linear({kernel_weights(expert(task.expert).down),
+                    {activated + task.begin * stride, nullptr, task.rows, stride},
+                    task.first,
+                    task.last,
+                    down_rows.row(task.begin),
+                    down_rows.stride});
+  });
+
+  for_each(pool, args.out.rows, chosen * model / 8, [&](int64_t t) {
+    std::fill_n(args.out.row(t), model, 0.0f);
+    for (int64_t a = 0; a < chosen; ++a) {
+      const int64_t row = groups.row_of[static_cast<size_t>(t * chosen + a)];
+      kernels.add_scaled(down_rows.row(row), args.weights.row(t)[a], model, args.out.row(t));
+    }
+  });
+}
+
+}  // namespace nibble::cpu

@@ -1,0 +1,33 @@
+// Ops::expert_ffn on the cpu: the same bits as its default body, in three loops without a barrier between
+// experts (and one before them that packs the rows).
+//
+//   1. gate, up and activation: tasks are (expert, some of its I columns); the rows of an expert are read in
+//      place through an index, and the activation is written where `down` wants it, packed
+//   2. down: tasks are (expert, some of its D columns)
+//   3. combine: tasks are tokens; in the order of a
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/scratch.h"
+#include "ops/ops.h"
+
+namespace nibble::cpu {
+
+struct ExpertFfnScratch {
+  Scratch packed;     // [T, D], packed
+  Scratch activated;  // [R, I], packed
+};
+
+// Whether all experts' matrices of a kind have one format, gate's and up's the same: one packing then serves
+// all of them.
+bool can_fuse(const ExpertFfnArgs& args);
+
+// REQUIRES can_fuse(args).
+void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args,
+                      ExpertFfnScratch& scratch);
+
+}  // namespace nibble::cpu

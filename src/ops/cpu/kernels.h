@@ -1,0 +1,100 @@
+// The table of kernels that each instruction set exports, and the plain structs that they take.
+//
+// One algorithm (kernels.inc.h), compiled once for each instruction set over the primitives of vec_<isa>.h.
+// This header and everything that the kernel files include hold no inline function and no std container: the
+// linker keeps one copy of an inline function, and a copy compiled for AVX-512 must never be the one that the
+// generic path calls.
+//
+// Vectors have 16 float lanes on every instruction set (one, two or four registers), so lane orders, and with
+// FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
+#pragma once
+
+#include <stdint.h>
+
+namespace nibble::cpu {
+
+inline constexpr int64_t kLanes = 16;
+
+// Packed rows: how `linear` wants its activations. A packed row is padded with zeros to a multiple of
+// kPackedColumns. For NVFP4 each 128 columns are transposed: column 8i + j of the 128 goes to place 16j + i,
+// because lane i of a vector holds 32 bits of codes, which are the columns 8i .. 8i+7 of a weight row, and
+// the j-th shift by 4 bits brings column 8i + j of all 16 lanes to the bottom at once.
+inline constexpr int64_t kPackedColumns = 128;
+
+// The weight formats; MatrixFormat of quant/matrix.h without what that header includes.
+enum class WeightFormat { kF32, kF16, kBF16, kNvfp4 };
+
+struct Weights {
+  WeightFormat format;
+  const void* codes;   // [n, k], row-major
+  const void* scales;  // NVFP4: e4m3 [n, k/16]; NaN codes are refused at load and read as 480 here
+  int64_t n, k;
+  float tensor_scale;  // on the finished sum
+};
+
+// Rows of packed activations: row r is at x + (index != null ? index[r] : r) * stride, 64-byte aligned.
+struct PackedRows {
+  const float* x;
+  const int32_t* index;
+  int64_t rows;
+  int64_t stride;  // a multiple of kPackedColumns
+};
+
+// out[r * out_stride + n] = x[r] . w[n], for n in [first, last).
+struct LinearTask {
+  Weights w;
+  PackedRows x;
+  int64_t first, last;
+  float* out;
+  int64_t out_stride;
+};
+
+// out[r] = silu(x[r] . gate[n]) * (x[r] . up[n]) for n in [first, last), each at its packed place for weights
+// of format `packed_for`; out rows are not padded by this.
+struct GateUpTask {
+  Weights gate, up;  // of one packing
+  PackedRows x;
+  int64_t first, last;
+  WeightFormat packed_for;
+  float* out;
+  int64_t out_stride;
+};
+
+// One head of one row: softmax(scale * q . k) v over the positions first..last.
+struct AttendTask {
+  const float* q;  // [head_dim]
+  const float* keys;
+  const float* values;
+  const int32_t* table;  // the sequence's row of the page table
+  int64_t table_pages, page_tokens, kv_heads, head_dim, kv_head;
+  int64_t first, last;
+  float scale;
+  float* out;  // [head_dim]
+};
+inline constexpr int64_t kMaxHeadDim = 1024;
+
+// Every function of a row or an array gives for an element the same bits whatever n or the place in it.
+struct Kernels {
+  const char* isa;
+  void (*pack)(WeightFormat format, const float* x, int64_t k, float* packed);
+  void (*linear)(const LinearTask& task);
+  void (*gate_up)(const GateUpTask& task);
+  void (*attend)(const AttendTask& task);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // Rotates pairs (i, i + half) of one head.
+  void (*rope)(float* head, const float* cosines, const float* sines, int64_t half);
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  void (*add)(const float* y, int64_t n, float* x);                       // x += y
+  void (*add_scaled)(const float* y, float weight, int64_t n, float* x);  // x += weight * y, two roundings
+  void (*softplus)(const float* x, int64_t n, float* out);
+  void (*multiply)(const float* y, int64_t n, float* x);   // x *= y
+  void (*multiply_by)(float factor, int64_t n, float* x);  // x *= factor
+  void (*exp)(const float* x, int64_t n, float* out);      // what attend and silu use; here for its test
+};
+
+// Null where this build has no such kernels.
+const Kernels* kernels_generic();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+
+}  // namespace nibble::cpu

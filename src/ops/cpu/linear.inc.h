@@ -1,0 +1,309 @@
+// linear: out[r][n] = tensor_scale[n's matrix] * sum over k of x[r][k] * w[n][k].
+//
+// Shapes: x packed rows (kernels.h), w [N, K] in F32, F16, BF16 (any K) or NVFP4 (K a multiple of 16).
+// Order of the sum, the same for every number of rows, tile and path: lane i of one accumulator takes the
+// i-th of each 16 packed columns in turn, by FMA with the weight decoded exactly (NVFP4: e2m1 * e4m3, at most
+// 6 significant bits); then the lanes are added by the tree of sum(); then one product with the tensor scale.
+// Bytes: the weights once for each 128 rows (NVFP4: N*K*9/16), the activations once for each 16 weight rows.
+//
+// Two paths with the same bits:
+//   fused     up to kFusedRows rows: decode in registers, each weight serves all rows at once
+//   buffered  more rows: 16 weight rows x 1024 columns are decoded into 64 KB of floats (L2), and register
+//             tiles of kTileColumns x kTileRows run over them; a row tile's activations (24 KB) stay in L1
+//             for the 16 weight rows. Accumulators wait in memory between blocks of columns.
+
+constexpr int64_t kBlockColumns = 16;  // weight rows of a block, that is columns of out
+constexpr int64_t kBlockRows = 128;    // activation rows of a block: accumulators 128 x 16 x 64 B = 128 KB
+constexpr int64_t kBlockDepth = 1024;  // packed columns of a block
+
+// A weight row as a source of vectors: chunk(c) loads what belongs to kVecs vectors, next() decodes them one
+// after the other. Chunk c is the packed columns [c * kVecs * 16, (c + 1) * kVecs * 16).
+struct F32Row {
+  static constexpr int kVecs = 1;
+  using Chunk = Vec;
+  const float* codes;
+  F32Row() = default;
+  F32Row(const Weights& w, int64_t n) : codes(static_cast<const float*>(w.codes) + n * w.k) {}
+  explicit F32Row(const float* row) : codes(row) {}
+  Chunk chunk(int64_t c) const { return load(codes + c * kLanes); }
+  Chunk tail(int64_t c, int64_t columns) const { return load_tail(codes + c * kLanes, columns); }
+  static Vec next(Chunk& chunk) { return chunk; }
+};
+
+template <Vec (*kLoad)(const uint16_t*)>
+struct HalfRow {
+  static constexpr int kVecs = 1;
+  using Chunk = Vec;
+  const uint16_t* codes;
+  HalfRow() = default;
+  HalfRow(const Weights& w, int64_t n) : codes(static_cast<const uint16_t*>(w.codes) + n * w.k) {}
+  Chunk chunk(int64_t c) const { return kLoad(codes + c * kLanes); }
+  Chunk tail(int64_t c, int64_t columns) const {
+    uint16_t padded[kLanes] = {};
+    __builtin_memcpy(padded, codes + c * kLanes, static_cast<uint64_t>(columns) * sizeof(uint16_t));
+    return kLoad(padded);
+  }
+  static Vec next(Chunk& chunk) { return chunk; }
+};
+
+struct Nvfp4Row {
+  static constexpr int kVecs = 8;
+  struct Chunk {
+    Ints codes;
+    Vec scales;
+  };
+  const uint8_t* codes;
+  const uint8_t* scales;
+  Nvfp4Row() = default;
+  Nvfp4Row(const Weights& w, int64_t n)
+      : codes(static_cast<const uint8_t*>(w.codes) + n * (w.k / 2)),
+        scales(static_cast<const uint8_t*>(w.scales) + n * (w.k / 16)) {}
+  // e4m3 to float: the 7 bits in place under float's exponent are 2^-120 of the value, subnormals included.
+  static Vec e4m3(Ints code) {
+    return mul(from_bits(bit_and(shift_left<20>(code), splat_int(static_cast<int32_t>(0x87F00000u)))),
+               splat(0x1p120f));
+  }
+  Chunk chunk(int64_t c) const {
+    return {load_codes(codes + c * 64), e4m3(load_scale_codes(scales + c * 8))};
+  }
+  Chunk tail(int64_t c, int64_t columns) const {
+    uint8_t padded_codes[64] = {}, padded_scales[8] = {};
+    __builtin_memcpy(padded_codes, codes + c * 64, static_cast<uint64_t>(columns / 2));
+    __builtin_memcpy(padded_scales, scales + c * 8, static_cast<uint64_t>(columns / 16));
+    return {load_codes(padded_codes), e4m3(load_scale_codes(padded_scales))};
+  }
+  static Vec next(Chunk& chunk) {
+    Vec value = mul(e2m1(chunk.codes), chunk.scales);
+    chunk.codes = shift_right<4>(chunk.codes);
+    return value;
+  }
+};
+
+// Adds one chunk of M activation rows x N weight rows to the accumulators.
+template <class Row, int M, int N>
+inline void add_chunk(typename Row::Chunk (&chunk)[N], const float* const (&x)[M], int64_t column,
+                      Vec (&sums)[N][M]) {
+#pragma GCC unroll 8
+  for (int j = 0; j < Row::kVecs; ++j) {
+    Vec w[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) w[n] = Row::next(chunk[n]);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      Vec values = load(x[m] + column + j * kLanes);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) sums[n][m] = fma(w[n], values, sums[n][m]);
+    }
+  }
+}
+
+// The columns [0, k) of M activation rows x N weight rows.
+template <class Row, int M, int N>
+inline void add_columns(const Row (&rows)[N], const float* const (&x)[M], int64_t k, Vec (&sums)[N][M]) {
+  constexpr int64_t kChunk = Row::kVecs * kLanes;
+  typename Row::Chunk chunk[N];
+  int64_t c = 0;
+  for (; (c + 1) * kChunk <= k; ++c) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) chunk[n] = rows[n].chunk(c);
+    add_chunk<Row, M, N>(chunk, x, c * kChunk, sums);
+  }
+  if (c * kChunk < k) {
+    for (int n = 0; n < N; ++n) chunk[n] = rows[n].tail(c, k - c * kChunk);
+    add_chunk<Row, M, N>(chunk, x, c * kChunk, sums);
+  }
+}
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline const float* packed_row(const PackedRows& x, int64_t r) {
+  return x.x + (x.index != nullptr ? x.index[r] : r) * x.stride;
+}
+
+// Where a block's results go: out[r * stride + n], of `columns` columns from weight row `first`.
+struct Block {
+  const Weights& w;
+  const PackedRows& x;
+  int64_t first, columns;   // weight rows; at most kBlockColumns
+  int64_t first_row, rows;  // activation rows; at most kBlockRows
+  float* out;               // of activation row first_row and weight row first
+  int64_t out_stride;
+};
+
+// M rows, all columns of the block, decoded in registers. A last tile with fewer weight rows than
+// kTileColumns computes its last one again and drops it.
+template <class Row, int M>
+void fused(const Block& block) {
+  const float* x[M];
+  for (int m = 0; m < M; ++m) x[m] = packed_row(block.x, block.first_row + m);
+  for (int64_t n0 = 0; n0 < block.columns; n0 += kTileColumns) {
+    Row rows[kTileColumns];
+    for (int n = 0; n < kTileColumns; ++n) {
+      rows[n] = Row(block.w, block.first + smaller(n0 + n, block.columns - 1));
+    }
+    Vec sums[kTileColumns][M];
+    for (auto& column : sums) {
+      for (Vec& s : column) s = zero();
+    }
+    add_columns<Row, M, kTileColumns>(rows, x, block.w.k, sums);
+    for (int64_t n = 0; n < kTileColumns && n0 + n < block.columns; ++n) {
+      for (int m = 0; m < M; ++m) {
+        block.out[m * block.out_stride + n0 + n] = sum(sums[n][m]) * block.w.tensor_scale;
+      }
+    }
+  }
+}
+
+// The packed columns [begin, end) of one weight row as floats; begin is a multiple of a chunk, and where end
+// is not, the rest of the chunk is written as zeros.
+template <class Row>
+void decode(const Row& row, int64_t begin, int64_t end, float* out) {
+  constexpr int64_t kChunk = Row::kVecs * kLanes;
+  for (int64_t at = begin; at < end; at += kChunk) {
+    typename Row::Chunk chunk = end - at >= kChunk ? row.chunk(at / kChunk) : row.tail(at / kChunk, end - at);
+    for (int j = 0; j < Row::kVecs; ++j) store(out + (at - begin) + j * kLanes, Row::next(chunk));
+  }
+}
+
+// One register tile of the buffered path: sums lie at sums[(m * kBlockColumns + n) * kLanes].
+template <int M>
+void buffered_tile(const float* const (&x)[M], const float* weights, int64_t depth, float* sums) {
+  Vec tile[kTileColumns][M];
+  for (int n = 0; n < kTileColumns; ++n) {
+    for (int m = 0; m < M; ++m) tile[n][m] = load(sums + (m * kBlockColumns + n) * kLanes);
+  }
+  F32Row rows[kTileColumns];
+  for (int n = 0; n < kTileColumns; ++n) rows[n] = F32Row(weights + n * kBlockDepth);
+  add_columns<F32Row, M, kTileColumns>(rows, x, depth, tile);
+  for (int n = 0; n < kTileColumns; ++n) {
+    for (int m = 0; m < M; ++m) store(sums + (m * kBlockColumns + n) * kLanes, tile[n][m]);
+  }
+}
+
+template <class Row>
+void buffered(const Block& block) {
+  alignas(64) float weights[kBlockColumns * kBlockDepth];
+  alignas(64) float sums[kBlockRows * kBlockColumns * kLanes];
+  const int64_t row_floats = kBlockColumns * kLanes;
+  for (int64_t i = 0; i < block.rows * row_floats; i += kLanes) store(sums + i, zero());
+  // Columns of a last tile that do not exist run over zeros and are dropped.
+  const int64_t tiles_columns = (block.columns + kTileColumns - 1) / kTileColumns * kTileColumns;
+  for (int64_t begin = 0; begin < block.w.k; begin += kBlockDepth) {
+    const int64_t end = block.w.k < begin + kBlockDepth ? block.w.k : begin + kBlockDepth;
+    constexpr int64_t kChunk = Row::kVecs * kLanes;
+    const int64_t depth = (end - begin + kChunk - 1) / kChunk * kChunk;
+    for (int64_t n = 0; n < tiles_columns; ++n) {
+      float* row = weights + n * kBlockDepth;
+      if (n < block.columns) {
+        decode(Row(block.w, block.first + n), begin, end, row);
+      } else {
+        for (int64_t i = 0; i < depth; i += kLanes) store(row + i, zero());
+      }
+    }
+    for (int64_t r = 0; r < block.rows;) {
+      const bool full = r + kTileRows <= block.rows;
+      float* row_sums = sums + r * row_floats;
+      if (full) {
+        const float* x[kTileRows];
+        for (int m = 0; m < kTileRows; ++m) x[m] = packed_row(block.x, block.first_row + r + m) + begin;
+        for (int64_t n = 0; n < block.columns; n += kTileColumns) {
+          buffered_tile<kTileRows>(x, weights + n * kBlockDepth, depth, row_sums + n * kLanes);
+        }
+        r += kTileRows;
+      } else {
+        const float* x[1] = {packed_row(block.x, block.first_row + r) + begin};
+        for (int64_t n = 0; n < block.columns; n += kTileColumns) {
+          buffered_tile<1>(x, weights + n * kBlockDepth, depth, row_sums + n * kLanes);
+        }
+        ++r;
+      }
+    }
+  }
+  for (int64_t r = 0; r < block.rows; ++r) {
+    for (int64_t n = 0; n < block.columns; ++n) {
+      block.out[r * block.out_stride + n] =
+          sum(load(sums + (r * kBlockColumns + n) * kLanes)) * block.w.tensor_scale;
+    }
+  }
+}
+
+template <class Row>
+void linear_block_of(const Block& block) {
+  static_assert(kFusedRows <= 4);
+  if (block.rows > kFusedRows) return buffered<Row>(block);
+  if (block.rows == 1) return fused<Row, 1>(block);
+  if constexpr (kFusedRows >= 2) {
+    if (block.rows == 2) return fused<Row, 2>(block);
+  }
+  if constexpr (kFusedRows >= 3) {
+    if (block.rows == 3) return fused<Row, 3>(block);
+  }
+  if constexpr (kFusedRows >= 4) {
+    if (block.rows == 4) return fused<Row, 4>(block);
+  }
+}
+
+void linear_block(const Block& block) {
+  switch (block.w.format) {
+    case WeightFormat::kF32:
+      return linear_block_of<F32Row>(block);
+    case WeightFormat::kF16:
+      return linear_block_of<HalfRow<load_f16>>(block);
+    case WeightFormat::kBF16:
+      return linear_block_of<HalfRow<load_bf16>>(block);
+    case WeightFormat::kNvfp4:
+      return linear_block_of<Nvfp4Row>(block);
+  }
+}
+
+void linear(const LinearTask& task) {
+  for (int64_t r = 0; r < task.x.rows; r += kBlockRows) {
+    for (int64_t n = task.first; n < task.last; n += kBlockColumns) {
+      linear_block({task.w, task.x, n, smaller(kBlockColumns, task.last - n), r,
+                    smaller(kBlockRows, task.x.rows - r), task.out + r * task.out_stride + n,
+                    task.out_stride});
+    }
+  }
+}
+
+// Where column k of a row lies in its packed form.
+inline int64_t packed_place(WeightFormat format, int64_t k) {
+  if (format != WeightFormat::kNvfp4) return k;
+  return k / 128 * 128 + k % 8 * 16 + k % 128 / 8;
+}
+
+void pack(WeightFormat format, const float* x, int64_t k, float* packed) {
+  const int64_t padded = (k + kPackedColumns - 1) / kPackedColumns * kPackedColumns;
+  if (format != WeightFormat::kNvfp4) {
+    __builtin_memcpy(packed, x, static_cast<uint64_t>(k) * sizeof(float));
+    for (int64_t i = k; i < padded; ++i) packed[i] = 0.0f;
+    return;
+  }
+  for (int64_t begin = 0; begin < padded; begin += 128) {
+    for (int64_t i = 0; i < 16; ++i) {
+      for (int64_t j = 0; j < 8; ++j) {
+        packed[begin + j * 16 + i] = begin + i * 8 + j < k ? x[begin + i * 8 + j] : 0.0f;
+      }
+    }
+  }
+}
+
+// The gate and up halves of a feed-forward layer and their activation in one pass over the activations.
+void gate_up(const GateUpTask& task) {
+  alignas(64) float gate[kBlockRows * kBlockColumns];
+  alignas(64) float up[kBlockRows * kBlockColumns];
+  for (int64_t r = 0; r < task.x.rows; r += kBlockRows) {
+    const int64_t rows = smaller(kBlockRows, task.x.rows - r);
+    for (int64_t n = task.first; n < task.last; n += kBlockColumns) {
+      const int64_t columns = smaller(kBlockColumns, task.last - n);
+      linear_block({task.gate, task.x, n, columns, r, rows, gate, kBlockColumns});
+      linear_block({task.up, task.x, n, columns, r, rows, up, kBlockColumns});
+      for (int64_t row = 0; row < rows; ++row) {
+        float* joined = gate + row * kBlockColumns;
+        silu_mul(joined, up + row * kBlockColumns, columns, joined);
+        float* out = task.out + (r + row) * task.out_stride;
+        for (int64_t i = 0; i < columns; ++i) out[packed_place(task.packed_for, n + i)] = joined[i];
+      }
+    }
+  }
+}

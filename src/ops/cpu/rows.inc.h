@@ -1,0 +1,63 @@
+// Operations on one row or array, memory-bound: each reads its operands once and writes once.
+
+// out[i] = f(a[i]) and out[i] = f(a[i], b[i]); out may be a or b.
+template <class F>
+inline void map(const float* a, int64_t n, float* out, F f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, f(load(a + i)));
+  if (i < n) store_tail(out + i, n - i, f(load_tail(a + i, n - i)));
+}
+template <class F>
+inline void map(const float* a, const float* b, int64_t n, float* out, F f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, f(load(a + i), load(b + i)));
+  if (i < n) store_tail(out + i, n - i, f(load_tail(a + i, n - i), load_tail(b + i, n - i)));
+}
+
+void exp_array(const float* x, int64_t n, float* out) {
+  map(x, n, out, [](Vec a) { return exp(a); });
+}
+void softplus_array(const float* x, int64_t n, float* out) {
+  map(x, n, out, [](Vec a) { return softplus(a); });
+}
+void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+  map(gate, up, n, out, [](Vec g, Vec u) { return silu_mul(g, u); });
+}
+void add_array(const float* y, int64_t n, float* x) {
+  map(x, y, n, x, [](Vec a, Vec b) { return add(a, b); });
+}
+// Not FMA: the default body of expert_ffn rounds the product too.
+void add_scaled(const float* y, float weight, int64_t n, float* x) {
+  map(x, y, n, x, [factor = splat(weight)](Vec a, Vec b) { return add(a, mul(factor, b)); });
+}
+void multiply(const float* y, int64_t n, float* x) {
+  map(x, y, n, x, [](Vec a, Vec b) { return mul(a, b); });
+}
+void multiply_by(float factor, int64_t n, float* x) {
+  map(x, n, x, [f = splat(factor)](Vec a) { return mul(a, f); });
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in float32, lane i taking every 16th.
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  Vec squares = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  if (i < n) {
+    Vec rest = load_tail(x + i, n - i);
+    squares = fma(rest, rest, squares);
+  }
+  const Vec scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(n) + eps));
+  map(x, weight, n, out, [scale](Vec a, Vec w) { return mul(mul(a, scale), w); });
+}
+
+// (a, b) -> (a cos - b sin, b cos + a sin), each product rounded.
+void rope(float* head, const float* cosines, const float* sines, int64_t half) {
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t n = half - i < kLanes ? half - i : kLanes;
+    auto get = [n](const float* p) { return n == kLanes ? load(p) : load_tail(p, n); };
+    auto put = [n](float* p, Vec value) { n == kLanes ? store(p, value) : store_tail(p, n, value); };
+    const Vec a = get(head + i), b = get(head + half + i), c = get(cosines + i), s = get(sines + i);
+    put(head + i, sub(mul(a, c), mul(b, s)));
+    put(head + half + i, add(mul(b, c), mul(a, s)));
+  }
+}

@@ -1,0 +1,116 @@
+// Primitives in plain C++ with GCC's vector extension, for any machine; and what each primitive means. The
+// 16 lanes are four vectors of 4, which SSE2 and NEON have. Included into an anonymous namespace.
+
+typedef float Float4 __attribute__((vector_size(16)));
+typedef int32_t Int4 __attribute__((vector_size(16)));
+
+struct Vec {
+  Float4 part[4];
+};
+struct Ints {
+  Int4 part[4];
+};
+
+// 16 registers of 4 lanes: 8 for 2 accumulators, 4 for a weight, 4 for an activation.
+constexpr int kTileColumns = 2;  // weight rows of a register tile
+constexpr int kTileRows = 1;     // activation rows of a register tile
+constexpr int kFusedRows = 2;    // up to so many activation rows, weights are decoded in registers only
+
+// Applies `expression` to the parts `i` of a new vector of type T.
+#define NIBBLE_EACH_PART(T, expression)                   \
+  T out;                                                  \
+  for (int i = 0; i < 4; ++i) out.part[i] = (expression); \
+  return out
+
+inline Float4 splat4(float x) { return Float4{x, x, x, x}; }
+inline Vec splat(float x) { NIBBLE_EACH_PART(Vec, splat4(x)); }
+inline Vec zero() { return splat(0.0f); }
+inline Vec load(const float* p) {
+  Vec out;
+  __builtin_memcpy(&out, p, sizeof(out));
+  return out;
+}
+inline void store(float* p, Vec a) { __builtin_memcpy(p, &a, sizeof(a)); }
+// The first n < 16 lanes; the others are zero, and memory past p + n is not touched.
+inline Vec load_tail(const float* p, int64_t n) {
+  Vec out = zero();
+  __builtin_memcpy(&out, p, static_cast<uint64_t>(n) * sizeof(float));
+  return out;
+}
+inline void store_tail(float* p, int64_t n, Vec a) {
+  __builtin_memcpy(p, &a, static_cast<uint64_t>(n) * sizeof(float));
+}
+inline Vec add(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] + b.part[i]); }
+inline Vec sub(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] - b.part[i]); }
+inline Vec mul(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] * b.part[i]); }
+inline Vec div(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] / b.part[i]); }
+// a * b + c, rounded once where the machine can, else twice.
+inline Vec fma(Vec a, Vec b, Vec c) { NIBBLE_EACH_PART(Vec, a.part[i] * b.part[i] + c.part[i]); }
+inline Vec max(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] > b.part[i] ? a.part[i] : b.part[i]); }
+// A NaN in `a` stays.
+inline Vec at_least(float low, Vec a) { return max(splat(low), a); }
+inline Vec at_most(float high, Vec a) {
+  NIBBLE_EACH_PART(Vec, splat4(high) < a.part[i] ? splat4(high) : a.part[i]);
+}
+inline Ints bits(Vec a) { NIBBLE_EACH_PART(Ints, reinterpret_cast<Int4>(a.part[i])); }
+inline Vec from_bits(Ints a) { NIBBLE_EACH_PART(Vec, reinterpret_cast<Float4>(a.part[i])); }
+inline Int4 splat_int4(int32_t x) { return Int4{x, x, x, x}; }
+inline Ints splat_int(int32_t x) { NIBBLE_EACH_PART(Ints, splat_int4(x)); }
+inline Ints add(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] + b.part[i]); }
+inline Ints sub(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] - b.part[i]); }
+inline Ints bit_and(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] & b.part[i]); }
+template <int kBits>
+inline Ints shift_left(Ints a) {
+  NIBBLE_EACH_PART(Ints, a.part[i] << kBits);
+}
+// Arithmetic: copies the sign bit.
+template <int kBits>
+inline Ints shift_right(Ints a) {
+  NIBBLE_EACH_PART(Ints, a.part[i] >> kBits);
+}
+
+// Lane i + lane i+8, then i + i+4, i + i+2, i + i+1: the same tree everywhere.
+inline float sum(Vec a) {
+  Float4 low = a.part[0] + a.part[2], high = a.part[1] + a.part[3];
+  Float4 four = low + high;
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// 16 bf16 or f16 to float, exact.
+inline Ints load_halves(const uint16_t* p) {
+  Ints out;
+  for (int i = 0; i < 16; ++i) out.part[i / 4][i % 4] = p[i];
+  return out;
+}
+inline Vec load_bf16(const uint16_t* p) { return from_bits(shift_left<16>(load_halves(p))); }
+inline Vec load_f16(const uint16_t* p) {
+  Ints half = load_halves(p);
+  Ints magnitude = bit_and(half, splat_int(0x7FFF));
+  // The exponent's bias is 112 less than float's; a multiplication repairs it, subnormals included.
+  Ints value = bits(mul(from_bits(shift_left<13>(magnitude)), splat(0x1p112f)));
+  NIBBLE_EACH_PART(
+      Vec, reinterpret_cast<Float4>(value.part[i] | ((half.part[i] & 0x8000) << 16) |
+                                    ((magnitude.part[i] >= 0x7C00) & 0x7F800000)));  // infinity and NaN
+}
+
+// 64 bytes of e2m1 codes: lane i holds the columns 8i .. 8i+7, the lowest 4 bits first.
+inline Ints load_codes(const uint8_t* p) {
+  Ints out;
+  __builtin_memcpy(&out, p, sizeof(out));
+  return out;
+}
+// The value of the lowest 4 bits of each lane; the others are ignored. A code is sign, two bits of exponent
+// with bias 1, one of mantissa: in place with the exponent moved by 126 all but 0 and 0.5 are right.
+inline Vec e2m1(Ints codes) {
+  NIBBLE_EACH_PART(
+      Vec, reinterpret_cast<Float4>(((codes.part[i] & 8) << 28) |
+                                    ((codes.part[i] & 6) == 0 ? -(codes.part[i] & 1) & 0x3F000000
+                                                              : ((codes.part[i] & 7) << 22) + (126 << 23))));
+}
+// 8 bytes, sign-extended: byte b in the lanes 2b and 2b+1.
+inline Ints load_scale_codes(const uint8_t* p) {
+  Ints out;
+  for (int i = 0; i < 16; ++i) out.part[i / 4][i % 4] = static_cast<int8_t>(p[i / 2]);
+  return out;
+}
+#undef NIBBLE_EACH_PART

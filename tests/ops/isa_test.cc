@@ -1,0 +1,114 @@
+// Which kernels run, and the vector functions that no operation shows alone.
+#include "ops/backends.h"
+#include "ops/cpu/tasks.h"
+
+namespace nibble::testing {
+namespace {
+
+TEST(Isa, TheForcedOneRuns) {
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    std::unique_ptr<Ops> ops = make_ops({"cpu", kernels->isa});
+    EXPECT_NE(ops->description().find("cpu (" + std::string(kernels->isa) + ")"), std::string::npos)
+        << ops->description();
+    EXPECT_EQ(ops->name(), "cpu");
+    EXPECT_EQ(cpu::find_kernels(kernels->isa).value(), kernels);
+  }
+  EXPECT_EQ(cpu::find_kernels("").value(), cpu::usable_kernels().front());
+  EXPECT_STREQ(cpu::usable_kernels().back()->isa, "generic");
+}
+
+TEST(Isa, EveryTableIsCompleteAndItsOwn) {
+  std::vector<const cpu::Kernels*> tables = cpu::usable_kernels();
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const cpu::Kernels& k = *tables[i];
+    EXPECT_TRUE(k.pack && k.linear && k.gate_up && k.attend && k.rms_norm && k.rope && k.silu_mul && k.add &&
+                k.add_scaled && k.softplus && k.multiply && k.multiply_by && k.exp);
+    for (size_t j = 0; j < i; ++j) {
+      EXPECT_NE(k.linear, tables[j]->linear) << k.isa << " and " << tables[j]->isa;
+      EXPECT_NE(k.exp, tables[j]->exp);
+    }
+  }
+}
+
+TEST(Isa, AnUnknownOneIsAUserErrorThatNamesThoseThatExist) {
+  BackendOptions options;
+  options.threads = 1;
+  options.cpu_isa = "mmx";
+  Result<std::unique_ptr<Ops>> ops = make_backend("cpu", options);
+  ASSERT_FALSE(ops.ok());
+  EXPECT_EQ(ops.status().code(), ErrorCode::kUser);
+  EXPECT_NE(ops.status().message().find("mmx"), std::string::npos);
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    EXPECT_NE(ops.status().message().find(kernels->isa), std::string::npos) << ops.status().message();
+  }
+}
+
+// AVX2 and AVX-512 have FMA and the same lane order.
+TEST(Isa, FmaKernelsAgreeBitForBit) {
+  Random random(51);
+  TestMatrix w(random, MatrixFormat::kNvfp4, 50, 1168);
+  RowsBuffer x = RowsBuffer::random(random, 9, 1168);
+  std::vector<RowsBuffer> results;
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    if (std::string(kernels->isa) == "generic") continue;
+    results.emplace_back(9, 50);
+    make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, results.back().view());
+  }
+  for (const RowsBuffer& result : results) EXPECT_TRUE(same_bits(result.read(), results.front().read()));
+}
+
+double ulp(double value) {
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  return std::ldexp(1.0, std::max(exponent - 24, -149));
+}
+
+// Every 97th float: 44 million would take a minute.
+TEST(VectorMath, ExpIsWithinTwoUlp) {
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    double worst = 0;
+    std::vector<float> x, y;
+    for (uint32_t bits = 0; bits < 0x43000000u; bits += 1499) {  // up to 128
+      x.push_back(std::bit_cast<float>(bits));
+      x.push_back(-x.back());
+    }
+    y.resize(x.size());
+    kernels->exp(x.data(), static_cast<int64_t>(x.size()), y.data());
+    for (size_t i = 0; i < x.size(); ++i) {
+      double wanted = std::exp(static_cast<double>(x[i]));
+      if (static_cast<float>(wanted) == INFINITY) {
+        EXPECT_EQ(y[i], INFINITY) << x[i];
+        continue;
+      }
+      worst = std::max(worst, std::fabs(y[i] - wanted) / ulp(wanted));
+    }
+    EXPECT_LE(worst, 2.0) << kernels->isa;
+    RecordProperty(std::string("exp_ulp_") + kernels->isa, std::to_string(worst));
+    float ends[4] = {INFINITY, -INFINITY, kNaN, 0}, out[4];
+    kernels->exp(ends, 4, out);
+    EXPECT_EQ(out[0], INFINITY);
+    EXPECT_EQ(out[1], 0.0f);
+    EXPECT_TRUE(std::isnan(out[2]));
+    EXPECT_EQ(out[3], 1.0f);
+  }
+}
+
+TEST(Tasks, CoverTheirRowsWithinBounds) {
+  for (int threads : {1, 2, 16, 128}) {
+    for (int64_t n : {1, 3, 4, 130, 4096, 100000}) {
+      for (int64_t row_bytes : {9, 2304, 16384, 1 << 20}) {
+        for (int64_t rows : {1, 8, 512}) {
+          int64_t each = cpu::weight_rows_per_task(n, n, row_bytes, rows, threads);
+          EXPECT_TRUE(each >= 1 && each <= n);
+          EXPECT_TRUE(each % 4 == 0 || each == n) << each;
+          EXPECT_TRUE(each <= 4 || each * row_bytes <= (256 << 10) + 4 * row_bytes);
+        }
+      }
+    }
+  }
+  // A large matrix: at least four tasks a thread.
+  EXPECT_LE(cpu::weight_rows_per_task(4096, 4096, 2304, 1, 8), 4096 / (4 * 8));
+}
+
+}  // namespace
+}  // namespace nibble::testing

@@ -1,0 +1,204 @@
+#include "ops/backends.h"
+
+namespace nibble::testing {
+namespace {
+
+class Linear : public OnEveryBackend {
+ protected:
+  RowsBuffer run(const RowsBuffer& x, const Matrix& w, int64_t gap = 0) { return run(*ops_, x, w, gap); }
+  static RowsBuffer run(Ops& ops, const RowsBuffer& x, const Matrix& w, int64_t gap = 0) {
+    RowsBuffer out(x.view().rows, w.n, gap);
+    ops.linear(x.view(), w, out.view());
+    return out;
+  }
+};
+
+TEST_P(Linear, AgreesWithTheFormula) {
+  Random random(1);
+  struct Shape {
+    int64_t n, k;
+  };
+  const Shape shapes[] = {{1, 16},   {7, 17},   {130, 63},  {7, 384},  {130, 400},  {33, 1000},
+                          {5, 1008}, {3, 1024}, {18, 1040}, {9, 2064}, {130, 1152}, {4, 1}};
+  for (MatrixFormat format : kFormats) {
+    Judge judge("linear_" + std::string(matrix_format_name(format)));
+    for (const Shape& shape : shapes) {
+      if (format == MatrixFormat::kNvfp4 && shape.k % 16 != 0) continue;
+      TestMatrix w(random, format, shape.n, shape.k, 0.37f);
+      std::vector<float> weights(static_cast<size_t>(shape.k));
+      for (int64_t rows : {1, 2, 3, 5, 8, 17, 33}) {
+        const int64_t gap = rows % 3;
+        RowsBuffer x = RowsBuffer::random(random, rows, shape.k, gap);
+        RowsBuffer out = run(x, w.matrix, gap);
+        EXPECT_TRUE(out.gaps_untouched());
+        for (int64_t n = 0; n < shape.n; ++n) {
+          Matrix unscaled = w.matrix;
+          unscaled.tensor_scale = 1.0f;
+          dequantize_row(unscaled, n, weights.data());
+          for (int64_t t = 0; t < rows; ++t) {
+            double sum = 0, magnitude = 0;
+            for (int64_t i = 0; i < shape.k; ++i) {
+              double product = static_cast<double>(x.read().row(t)[i]) * weights[static_cast<size_t>(i)];
+              sum += product;
+              magnitude += std::fabs(product);
+            }
+            // K/16 roundings in a lane (twice that without FMA), 4 in the tree, tensor scale, and the
+            // reference's scaled weight.
+            double roundings = 2.0 * static_cast<double>(shape.k) / 16 + 10;
+            judge.check(out.view().row(t)[n], sum * w.matrix.tensor_scale,
+                        roundings * kEpsilon * magnitude * w.matrix.tensor_scale,
+                        "n " + std::to_string(n) + ", row " + std::to_string(t) + " of " +
+                            std::to_string(rows) + ", K " + std::to_string(shape.k));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Every e2m1 code with every e4m3 scale, picked out by a one-hot row at every place of a 128-column chunk.
+TEST_P(Linear, AllNvfp4CodesAreExact) {
+  Random random(2);
+  constexpr int64_t kColumns = 256;
+  // Row n has the block scale n everywhere; column c has the code (c + c / 16) % 16.
+  TestMatrix w(random, MatrixFormat::kNvfp4, 256, kColumns);
+  for (int64_t n = 0; n < 256; ++n) {
+    for (int64_t c = 0; c < kColumns / 2; ++c) {
+      auto code = [](int64_t column) { return static_cast<uint8_t>((column + column / 16) % 16); };
+      w.codes[static_cast<size_t>(n * kColumns / 2 + c)] =
+          static_cast<uint8_t>(code(2 * c) | (code(2 * c + 1) << 4));
+    }
+    for (int64_t b = 0; b < kColumns / 16; ++b) {
+      w.scales[static_cast<size_t>(n * kColumns / 16 + b)] =
+          static_cast<uint8_t>(e4m3_is_nan(static_cast<uint8_t>(n)) ? 0 : n);
+    }
+  }
+  for (int64_t rows_at_once : {1, 256}) {
+    for (int64_t first = 0; first < kColumns; first += rows_at_once) {
+      RowsBuffer x(rows_at_once, kColumns);
+      for (int64_t r = 0; r < rows_at_once; ++r) {
+        std::fill_n(x.view().row(r), kColumns, 0.0f);
+        x.view().row(r)[first + r] = 1.0f;
+      }
+      RowsBuffer out = run(x, w.matrix);
+      for (int64_t r = 0; r < rows_at_once; ++r) {
+        const int64_t column = first + r;
+        for (int64_t n = 0; n < 256; ++n) {
+          if (e4m3_is_nan(static_cast<uint8_t>(n))) continue;
+          float wanted = e2m1_to_float(static_cast<uint8_t>((column + column / 16) % 16)) *
+                         e4m3_to_float(static_cast<uint8_t>(n));
+          ASSERT_EQ(out.view().row(r)[n], wanted) << "column " << column << ", scale code " << n;
+        }
+      }
+    }
+  }
+}
+
+// All 16-bit patterns but NaN and infinity, by a one-hot row.
+TEST_P(Linear, AllHalfCodesAreExact) {
+  Random random(3);
+  for (MatrixFormat format : {MatrixFormat::kF16, MatrixFormat::kBF16}) {
+    TestMatrix w(random, format, 1 << 12, 16);
+    std::vector<float> row(16);
+    for (uint32_t code = 0; code < 1 << 16; ++code) {
+      auto bits = static_cast<uint16_t>(code);
+      float value = format == MatrixFormat::kF16 ? f16_to_float(bits) : bf16_to_float(bits);
+      if (!std::isfinite(value)) bits = 0;
+      std::memcpy(w.codes.data() + code * 2, &bits, 2);
+    }
+    for (int64_t column = 0; column < 16; ++column) {
+      RowsBuffer x(1, 16);
+      std::fill_n(x.view().row(0), 16, 0.0f);
+      x.view().row(0)[column] = 1.0f;
+      RowsBuffer out = run(x, w.matrix);
+      for (int64_t n = 0; n < 1 << 12; ++n) {
+        dequantize_row(w.matrix, n, row.data());
+        ASSERT_EQ(out.view().row(0)[n], row[static_cast<size_t>(column)])
+            << "n " << n << ", column " << column;
+      }
+    }
+  }
+}
+
+TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
+  Random random(4);
+  for (MatrixFormat format : kFormats) {
+    for (int64_t k : {int64_t{400}, int64_t{2064}, int64_t{format == MatrixFormat::kNvfp4 ? 1040 : 1041}}) {
+      TestMatrix w(random, format, 37, k, 0.5f);
+      RowsBuffer all = RowsBuffer::random(random, 130, k);
+      RowsBuffer alone(130, w.matrix.n);
+      for (int64_t t = 0; t < 130; ++t)
+        ops_->linear(all.read().slice(t, 1), w.matrix, alone.view().slice(t, 1));
+      for (int64_t rows : {2, 3, 4, 5, 6, 7, 8, 16, 17, 128, 129, 130}) {
+        RowsBuffer out(130, w.matrix.n);
+        // In chunks of `rows`, the last one shorter.
+        for (int64_t t = 0; t < 130; t += rows) {
+          int64_t count = std::min<int64_t>(rows, 130 - t);
+          ops_->linear(all.read().slice(t, count), w.matrix, out.view().slice(t, count));
+        }
+        EXPECT_TRUE(same_bits(out.view(), alone.view()))
+            << matrix_format_name(format) << ", K " << k << ", rows " << rows;
+      }
+    }
+  }
+}
+
+TEST_P(Linear, ThreadsAndStridesChangeNoBit) {
+  Random random(5);
+  for (MatrixFormat format : kFormats) {
+    TestMatrix w(random, format, 515, 272, 1.5f);
+    for (int64_t rows : {1, 5, 40}) {
+      RowsBuffer x = RowsBuffer::random(random, rows, 272);
+      RowsBuffer wanted = run(x, w.matrix);
+      for (int threads : {1, 2, 3, 7}) {
+        std::unique_ptr<Ops> ops = make_ops(GetParam(), threads);
+        EXPECT_TRUE(same_bits(run(*ops, x, w.matrix).view(), wanted.view())) << threads << " threads";
+      }
+      EXPECT_TRUE(same_bits(run(x.with_gap(3), w.matrix, 5).view(), wanted.view()));
+    }
+  }
+}
+
+// Bytes of a row, in its own place and length, decide; not what lies behind it (sanitizers watch the reads).
+TEST_P(Linear, WeightRowsDoNotLeakIntoEachOther) {
+  Random random(6);
+  for (MatrixFormat format : kFormats) {
+    TestMatrix w(random, format, 9, 48);
+    RowsBuffer x = RowsBuffer::random(random, 2, 48);
+    RowsBuffer all = run(x, w.matrix);
+    for (int64_t n = 0; n < 9; ++n) {
+      Matrix one = w.matrix;
+      one.n = 1;
+      one.codes = w.codes.data() + n * static_cast<int64_t>(w.codes.size()) / 9;
+      if (one.scales != nullptr) one.scales = w.scales.data() + n * 3;
+      RowsBuffer out = run(x, one);
+      for (int64_t t = 0; t < 2; ++t) EXPECT_TRUE(same_bits(out.view().row(t), all.view().row(t) + n, 1));
+    }
+  }
+}
+
+TEST_P(Linear, NoRowsIsNoWork) {
+  Random random(7);
+  TestMatrix w(random, MatrixFormat::kBF16, 5, 32);
+  RowsBuffer x(0, 32), out(0, 5);
+  ops_->linear(x.view(), w.matrix, out.view());
+}
+
+TEST_P(Linear, DenormalActivationsCount) {
+  Random random(8);
+  TestMatrix w(random, MatrixFormat::kF32, 3, 20);
+  RowsBuffer x(1, 20);
+  std::fill_n(x.view().row(0), 20, 0.0f);
+  x.view().row(0)[17] = 0x1p-140f;
+  RowsBuffer out = run(x, w.matrix);
+  std::vector<float> row(20);
+  for (int64_t n = 0; n < 3; ++n) {
+    dequantize_row(w.matrix, n, row.data());
+    EXPECT_EQ(out.view().row(0)[n], row[17] * 0x1p-140f);
+  }
+}
+
+INSTANTIATE_ON_ALL_BACKENDS(Linear);
+
+}  // namespace
+}  // namespace nibble::testing
