@@ -36,6 +36,10 @@ class CpuOps final : public Ops {
              [&](int64_t t) { dequantize_row(table_VD, ids_T[static_cast<size_t>(t)], out_TD.row(t)); });
   }
 
+  void do_gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) override {
+    for (int64_t t = 0; t < out.rows; ++t) std::copy_n(x.row(indices[static_cast<size_t>(t)]), x.cols, out.row(t));
+  }
+
   void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) override {
     for_each(pool_, x.rows, x.cols / 8,
              [&](int64_t t) { kernels_.rms_norm(x.row(t), weight, eps, x.cols, out.row(t)); });

@@ -53,12 +53,19 @@ class ReferenceOps final : public Ops {
       std::vector<float> weights(static_cast<size_t>(w.k));
       for (int64_t n = task * kRowsATask; n < std::min(w.n, (task + 1) * kRowsATask); ++n) {
         dequantize_row(w, n, weights.data());
-        for (int64_t t = 0; t < x.rows; ++t) {
-          const float* row = x.row(t);
-          double sum = 0;
-          for (int64_t i = 0; i < w.k; ++i)
-            sum += static_cast<double>(row[i]) * weights[static_cast<size_t>(i)];
-          out.row(t)[n] = static_cast<float>(sum);
+        // Four rows at a time: four independent sums keep a scalar core busy, each in the same order as
+        // alone.
+        for (int64_t t = 0; t < x.rows; t += 4) {
+          const int64_t last = x.rows - 1;
+          const float* rows[4] = {x.row(t), x.row(std::min(t + 1, last)), x.row(std::min(t + 2, last)),
+                                  x.row(std::min(t + 3, last))};
+          double sums[4] = {};
+          for (int64_t i = 0; i < w.k; ++i) {
+            const double weight = weights[static_cast<size_t>(i)];
+            for (int64_t r = 0; r < 4; ++r) sums[r] += rows[r][i] * weight;
+          }
+          for (int64_t r = 0; r < std::min<int64_t>(4, x.rows - t); ++r)
+            out.row(t + r)[n] = static_cast<float>(sums[r]);
         }
       }
     });
