@@ -1,0 +1,197 @@
+// The engine on the demo model.
+#include "engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "golden_file.h"
+
+namespace nibble {
+namespace {
+
+std::string demo_directory() { return std::string(NIBBLE_SOURCE_DIR) + "/models/demo"; }
+
+std::unique_ptr<Engine> load(int64_t parallel = 1, int64_t context = 256, int64_t chunk = 32) {
+  auto engine = Engine::load(
+      FileSystem::posix(),
+      {.model = demo_directory(), .context = context, .parallel = parallel, .prefill_chunk = chunk});
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  return std::move(engine).value();
+}
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  FinishReason finish = FinishReason::kNone;
+};
+
+// Steps until nothing is left.
+std::map<Scheduler::Id, Answer> finish_all(Engine& engine) {
+  std::map<Scheduler::Id, Answer> answers;
+  while (!engine.idle()) {
+    auto events = engine.step();
+    EXPECT_TRUE(events.ok()) << events.status().message();
+    if (!events.ok()) break;
+    for (const TokenEvent& event : *events) {
+      answers[event.id].tokens.push_back(event.token);
+      answers[event.id].finish = event.finish;
+    }
+    engine.decoder().kv().check_integrity();
+  }
+  return answers;
+}
+
+Request request(Engine& engine, const std::string& prompt, uint64_t seed, int64_t max_tokens = 24) {
+  Request r;
+  r.prompt = engine.tokenizer().encode(prompt).value();
+  r.sampling.seed = seed;
+  r.max_tokens = max_tokens;
+  return r;
+}
+
+TEST(Engine, GreedyTextOfTheDemoModel) {
+  GoldenFile golden(std::string(NIBBLE_SOURCE_DIR) + "/tests/golden/demo/golden.safetensors");
+  auto engine = load();
+  Request r;
+  r.prompt = golden.get<int32_t>("prompt.0");
+  EXPECT_EQ(engine->tokenizer().encode("Once upon a time there was a little").value(), r.prompt);
+  r.sampling.temperature = 0;
+  r.max_tokens = 48;
+  auto greedy = golden.get<int32_t>("greedy.0");
+  ASSERT_TRUE(engine->submit(r).ok());
+  Answer answer = finish_all(*engine).begin()->second;
+  auto end = std::find_if(greedy.begin(), greedy.end(), [&](int32_t id) { return engine->is_end(id); });
+  if (end != greedy.end()) ++end;
+  EXPECT_EQ(answer.tokens, std::vector<int32_t>(greedy.begin(), end));
+}
+
+// Promise 3: the same answer, whatever else runs.
+TEST(Engine, EightRequestsTogetherGetWhatEachGetsAlone) {
+  const std::vector<std::string> prompts = {"Once upon a time",
+                                            "The old king looked at his daughter and said,",
+                                            "A",
+                                            "It was a dark night in the forest, and",
+                                            "<|user|>Tell me a story about a fox.<|end|><|assistant|>",
+                                            "\"Where are you going?\" asked the",
+                                            "There were three brothers who lived at the edge of the great "
+                                            "wood, and the youngest of them was thought a fool",
+                                            "In the morning"};
+  std::vector<Answer> alone;
+  auto single = load();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    ASSERT_TRUE(single->submit(request(*single, prompts[i], i, 16 + static_cast<int64_t>(i))).ok());
+    alone.push_back(finish_all(*single).begin()->second);
+  }
+  for (int64_t chunk : {5, 64}) {
+    auto engine = load(3, 256, chunk);  // three at a time, the others wait
+    std::map<Scheduler::Id, size_t> which;
+    std::map<Scheduler::Id, Answer> answers;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      which[engine->submit(request(*engine, prompts[i], i, 16 + static_cast<int64_t>(i))).value()] = i;
+      auto events = engine->step();  // staggered starts
+      ASSERT_TRUE(events.ok());
+      for (const TokenEvent& e : *events) {
+        answers[e.id].tokens.push_back(e.token);
+        answers[e.id].finish = e.finish;
+      }
+    }
+    for (auto& [id, answer] : finish_all(*engine)) {
+      auto& tokens = answers[id].tokens;
+      tokens.insert(tokens.end(), answer.tokens.begin(), answer.tokens.end());
+      answers[id].finish = answer.finish;
+    }
+    ASSERT_EQ(answers.size(), prompts.size());
+    for (auto& [id, answer] : answers) {
+      EXPECT_EQ(answer.tokens, alone[which[id]].tokens) << "prompt " << which[id] << ", chunk " << chunk;
+      EXPECT_EQ(answer.finish, alone[which[id]].finish);
+    }
+  }
+}
+
+TEST(Engine, SameSeedSameTextAnotherSeedAnother) {
+  auto engine = load();
+  std::vector<std::vector<int32_t>> texts;
+  for (uint64_t seed : {7, 7, 8}) {
+    ASSERT_TRUE(engine->submit(request(*engine, "Once upon a time", seed)).ok());
+    texts.push_back(finish_all(*engine).begin()->second.tokens);
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_NE(texts[0], texts[2]);
+}
+
+TEST(Engine, WhyAnAnswerEnds) {
+  auto engine = load(1, 32);
+  ASSERT_TRUE(engine->submit(request(*engine, "Once upon a time", 1, 5)).ok());
+  Answer answer = finish_all(*engine).begin()->second;
+  EXPECT_EQ(answer.tokens.size(), 5u);
+  EXPECT_EQ(answer.finish, FinishReason::kLength);
+
+  Request full = request(*engine, "Once upon a time", 1, -1);
+  full.ignore_eos = true;
+  const size_t prompt = full.prompt.size();
+  ASSERT_TRUE(engine->submit(full).ok());
+  answer = finish_all(*engine).begin()->second;
+  EXPECT_EQ(answer.finish, FinishReason::kContext);
+  EXPECT_EQ(prompt + answer.tokens.size(), 32u);
+
+  // After the end of a chat turn the model writes <|end|> or <|endoftext|>; a very long wish makes it likely.
+  auto large = load(1, 1024);
+  ASSERT_TRUE(
+      large->submit(request(*large, "<|user|>Tell me a story about a fox.<|end|><|assistant|>", 3, 900))
+          .ok());
+  answer = finish_all(*large).begin()->second;
+  if (answer.finish == FinishReason::kStop) {
+    EXPECT_TRUE(large->is_end(answer.tokens.back()));
+  } else {
+    EXPECT_EQ(answer.tokens.size(), 900u);
+  }
+}
+
+TEST(Engine, BadRequestsAreErrorsAtOnce) {
+  auto engine = load(1, 32);
+  auto message = [&](Request r) { return engine->submit(std::move(r)).status().message(); };
+  Request good = request(*engine, "Once", 1);
+  Request r = good;
+  r.prompt.clear();
+  EXPECT_NE(message(r).find("empty"), std::string::npos);
+  r.prompt.assign(32, 5);
+  EXPECT_NE(message(r).find("32 tokens"), std::string::npos);
+  r.prompt = {8192};
+  EXPECT_NE(message(r).find("8192"), std::string::npos);
+  r.prompt = {-1};
+  EXPECT_NE(message(r).find("-1"), std::string::npos);
+  r = good;
+  r.sampling.top_p = 2;
+  EXPECT_NE(message(r).find("top_p"), std::string::npos);
+  EXPECT_TRUE(engine->idle());
+}
+
+TEST(Engine, CancelFreesTheSlotInEveryState) {
+  auto engine = load(1, 64, 4);
+  auto running = engine->submit(request(*engine, "Once upon a time there was a little boy who", 1)).value();
+  auto waiting = engine->submit(request(*engine, "Once", 1)).value();
+  ASSERT_TRUE(engine->step().ok());  // `running` is in its prompt
+  engine->cancel(running);
+  engine->cancel(12345);
+  ASSERT_TRUE(engine->step().ok());
+  engine->cancel(waiting);
+  EXPECT_TRUE(engine->idle());
+  engine->decoder().kv().check_integrity();
+  EXPECT_EQ(engine->decoder().kv().free_tokens(), 64);
+  ASSERT_TRUE(engine->submit(request(*engine, "Once", 1, 3)).ok());
+  EXPECT_EQ(finish_all(*engine).begin()->second.tokens.size(), 3u);
+}
+
+TEST(Engine, WhatCannotLoadSaysWhy) {
+  auto message = [](EngineOptions options) {
+    return Engine::load(FileSystem::posix(), options).status().message();
+  };
+  EXPECT_NE(message({.model = "/no/such"}).find("/no/such"), std::string::npos);
+  EXPECT_NE(message({.model = demo_directory(), .device = "abacus"}).find("abacus"), std::string::npos);
+  EXPECT_NE(message({.model = demo_directory(), .parallel = 0}).find("parallel"), std::string::npos);
+  EXPECT_NE(message({.model = demo_directory(), .chat_template = "/no/such.jinja"}).find("/no/such.jinja"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace nibble

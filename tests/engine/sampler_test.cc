@@ -1,0 +1,120 @@
+#include "engine/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace nibble {
+namespace {
+
+// Everything off but what a test turns on.
+SamplingParams plain(float temperature) {
+  return {.temperature = temperature, .top_k = 0, .top_p = 1, .min_p = 0};
+}
+
+std::set<int32_t> seen(const SamplingParams& params, const std::vector<float>& logits,
+                       const std::vector<int32_t>& history = {}) {
+  std::set<int32_t> ids;
+  Sampler sampler(params);
+  for (int i = 0; i < 3000; ++i) ids.insert(sampler.sample(logits, history));
+  return ids;
+}
+
+TEST(Sampler, GreedyTakesTheLowestOfEquals) {
+  Sampler sampler(plain(0));
+  EXPECT_EQ(sampler.sample(std::vector<float>{1, 3, 3, 2}, {}), 1);
+  EXPECT_EQ(sampler.sample(std::vector<float>{-5, -INFINITY, -4}, {}), 2);
+  EXPECT_EQ(sampler.sample(std::vector<float>{NAN, 1, NAN}, {}), 1);
+  EXPECT_EQ(sampler.sample(std::vector<float>{-INFINITY, -INFINITY}, {}), 0);
+}
+
+TEST(Sampler, DrawsFollowTheProbabilities) {
+  Sampler sampler(plain(1));
+  const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f)};
+  std::map<int32_t, int> counts;
+  constexpr int kDraws = 100000;
+  for (int i = 0; i < kDraws; ++i) ++counts[sampler.sample(logits, {})];
+  // Five standard deviations of a binomial.
+  EXPECT_NEAR(counts[0], 0.5 * kDraws, 5 * std::sqrt(0.25 * kDraws));
+  EXPECT_NEAR(counts[1], 0.3 * kDraws, 5 * std::sqrt(0.21 * kDraws));
+  EXPECT_NEAR(counts[2], 0.2 * kDraws, 5 * std::sqrt(0.16 * kDraws));
+}
+
+TEST(Sampler, Filters) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.3f), std::log(0.2f)};
+  SamplingParams params = plain(1);
+  params.top_k = 2;
+  EXPECT_EQ(seen(params, logits), (std::set<int32_t>{1, 2}));
+  params = plain(1);
+  params.top_p = 0.65f;  // 0.4 is not enough, 0.7 is
+  EXPECT_EQ(seen(params, logits), (std::set<int32_t>{1, 2}));
+  params.top_p = 0;  // the best always stays
+  EXPECT_EQ(seen(params, logits), (std::set<int32_t>{1}));
+  params = plain(1);
+  params.min_p = 0.45f;  // of 0.4: 0.18
+  EXPECT_EQ(seen(params, logits), (std::set<int32_t>{1, 2, 3}));
+  params.min_p = 1;
+  EXPECT_EQ(seen(params, logits), (std::set<int32_t>{1}));
+  EXPECT_EQ(seen(plain(1), logits), (std::set<int32_t>{0, 1, 2, 3}));
+}
+
+TEST(Sampler, Penalties) {
+  const std::vector<float> logits = {2.0f, 1.9f, -1.0f};
+  SamplingParams params = plain(0);
+  params.repeat_penalty = 1.5f;
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0}), 1);
+  params = plain(0);
+  params.presence_penalty = 0.2f;
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0}), 1);
+  params = plain(0);
+  params.frequency_penalty = 0.06f;
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0}), 0);
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0, 0}), 1);
+  params.penalty_last_n = 1;  // looks back at the last token only
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0, 0, 2}), 0);
+  params.penalty_last_n = 0;
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0, 0}), 0);
+  params.penalty_last_n = -1;
+  EXPECT_EQ(Sampler(params).sample(logits, std::vector<int32_t>{0, 0, 2}), 1);
+  // A negative logit goes down, not up.
+  params = plain(0);
+  params.repeat_penalty = 2;
+  EXPECT_EQ(Sampler(params).sample(std::vector<float>{-1.0f, -1.5f}, std::vector<int32_t>{0}), 1);
+}
+
+TEST(Sampler, SameSeedSameDraws) {
+  std::vector<float> logits(1000);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = std::sin(static_cast<float>(i));
+  SamplingParams params;
+  params.seed = 42;
+  Sampler a(params), b(params);
+  params.seed = 43;
+  Sampler other(params);
+  int different = 0;
+  for (int i = 0; i < 200; ++i) {
+    int32_t token = a.sample(logits, {});
+    EXPECT_EQ(token, b.sample(logits, {}));
+    different += token != other.sample(logits, {});
+  }
+  EXPECT_GT(different, 50);
+}
+
+TEST(Sampler, ValuesOutOfRangeAreNamed) {
+  auto message = [](auto change) {
+    SamplingParams params;
+    change(params);
+    return params.check().message();
+  };
+  EXPECT_NE(message([](auto& p) { p.temperature = -1; }).find("temperature"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.temperature = NAN; }).find("temperature"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.top_k = -1; }).find("top_k"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.top_p = 1.5f; }).find("top_p"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.min_p = -0.1f; }).find("min_p"), std::string::npos);
+  EXPECT_NE(message([](auto& p) { p.repeat_penalty = 0; }).find("repeat_penalty"), std::string::npos);
+  EXPECT_TRUE(SamplingParams().check().ok());
+}
+
+}  // namespace
+}  // namespace nibble
