@@ -21,16 +21,42 @@ constexpr int64_t kBlockDepth = 1024;  // packed columns of a block
 constexpr int64_t kBufferedRow = kBlockDepth / 8 * 9;  // floats of a decoded row, NVFP4's scales included
 
 // A weight row as a source of vectors: chunk(c) loads what belongs to kVecs vectors, next() decodes them one
-// after the other. Chunk c is the packed columns [c * kVecs * 16, (c + 1) * kVecs * 16).
+// after the other. Chunk c is the packed columns [c * kVecs * 16, (c + 1) * kVecs * 16). Where kScaled, a
+// chunk has a vector of scales too.
+
+// A row as decode() writes it: kVecs_ vectors of values and, where kScaled_, one of their scales, and so on.
+template <int kVecs_, bool kScaled_>
+struct BufferedRow {
+  static constexpr int kVecs = kVecs_;
+  static constexpr bool kScaled = kScaled_;
+  struct Chunk {
+    const float* values;
+    Vec scales;  // where kScaled
+  };
+  const float* row;
+  BufferedRow() = default;
+  explicit BufferedRow(const float* row_) : row(row_) {}
+  Chunk chunk(int64_t c) const {
+    const float* at = row + c * (kVecs + (kScaled ? 1 : 0)) * kLanes;
+    return {at, kScaled ? load(at + kVecs * kLanes) : zero()};
+  }
+  Chunk tail(int64_t c, int64_t /*columns*/) const { return chunk(c); }  // padded
+  void prefetch(int64_t /*c*/) const {}
+  static Vec next(Chunk& chunk) {
+    Vec value = load(chunk.values);
+    chunk.values += kLanes;
+    return value;
+  }
+};
+
 struct F32Row {
   static constexpr int kVecs = 1;
   static constexpr bool kScaled = false;
-  using Buffered = F32Row;
+  using Buffered = BufferedRow<1, false>;
   using Chunk = Vec;
   const float* codes;
   F32Row() = default;
   F32Row(const Weights& w, int64_t n) : codes(static_cast<const float*>(w.codes) + n * w.k) {}
-  explicit F32Row(const float* row) : codes(row) {}
   Chunk chunk(int64_t c) const { return load(codes + c * kLanes); }
   Chunk tail(int64_t c, int64_t columns) const { return load_tail(codes + c * kLanes, columns); }
   void prefetch(int64_t /*c*/) const {}
@@ -41,7 +67,7 @@ template <Vec (*kLoad)(const uint16_t*)>
 struct HalfRow {
   static constexpr int kVecs = 1;
   static constexpr bool kScaled = false;
-  using Buffered = F32Row;
+  using Buffered = BufferedRow<1, false>;
   using Chunk = Vec;
   const uint16_t* codes;
   HalfRow() = default;
@@ -56,34 +82,10 @@ struct HalfRow {
   static Vec next(Chunk& chunk) { return chunk; }
 };
 
-// Eight vectors of values and one of scales, and so on, as decode() writes them.
-struct ScaledRow {
-  static constexpr int kVecs = 8;
-  static constexpr bool kScaled = true;
-  struct Chunk {
-    const float* values;
-    Vec scales;
-  };
-  const float* codes;
-  ScaledRow() = default;
-  explicit ScaledRow(const float* row) : codes(row) {}
-  Chunk chunk(int64_t c) const {
-    const float* at = codes + c * (kVecs + 1) * kLanes;
-    return {at, load(at + kVecs * kLanes)};
-  }
-  Chunk tail(int64_t c, int64_t /*columns*/) const { return chunk(c); }
-  void prefetch(int64_t /*c*/) const {}
-  static Vec next(Chunk& chunk) {
-    Vec value = load(chunk.values);
-    chunk.values += kLanes;
-    return value;
-  }
-};
-
 struct Nvfp4Row {
   static constexpr int kVecs = 8;
   static constexpr bool kScaled = true;
-  using Buffered = ScaledRow;
+  using Buffered = BufferedRow<8, true>;
   struct Chunk {
     Ints codes;
     Vec scales;

@@ -4,6 +4,11 @@
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
 
+// The same, at any address and over bytes of any type.
+typedef float Float4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int32_t Int4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t Half4Anywhere __attribute__((vector_size(8), aligned(1), may_alias));
+
 struct Vec {
   Float4 part[4];
 };
@@ -28,19 +33,25 @@ NIBBLE_INLINE Float4 splat4(float x) { return Float4{x, x, x, x}; }
 NIBBLE_INLINE Vec splat(float x) { NIBBLE_EACH_PART(Vec, splat4(x)); }
 NIBBLE_INLINE Vec zero() { return splat(0.0f); }
 NIBBLE_INLINE Vec load(const float* p) {
-  Vec out;
-  __builtin_memcpy(&out, p, sizeof(out));
-  return out;
+  NIBBLE_EACH_PART(Vec, reinterpret_cast<const Float4Anywhere*>(p)[i]);
 }
-NIBBLE_INLINE void store(float* p, Vec a) { __builtin_memcpy(p, &a, sizeof(a)); }
+NIBBLE_INLINE void store(float* p, Vec a) {
+  auto* parts = reinterpret_cast<Float4Anywhere*>(p);
+  parts[0] = a.part[0];
+  parts[1] = a.part[1];
+  parts[2] = a.part[2];
+  parts[3] = a.part[3];
+}
 // The first n < 16 lanes; the others are zero, and memory past p + n is not touched.
 NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) {
-  Vec out = zero();
-  __builtin_memcpy(&out, p, static_cast<uint64_t>(n) * sizeof(float));
-  return out;
+  float padded[16] = {};
+  __builtin_memcpy(padded, p, static_cast<uint64_t>(n) * sizeof(float));
+  return load(padded);
 }
 NIBBLE_INLINE void store_tail(float* p, int64_t n, Vec a) {
-  __builtin_memcpy(p, &a, static_cast<uint64_t>(n) * sizeof(float));
+  float all[16];
+  store(all, a);
+  __builtin_memcpy(p, all, static_cast<uint64_t>(n) * sizeof(float));
 }
 NIBBLE_INLINE Vec add(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] + b.part[i]); }
 NIBBLE_INLINE Vec sub(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] - b.part[i]); }
@@ -80,9 +91,7 @@ NIBBLE_INLINE float sum(Vec a) {
 
 // 16 bf16 or f16 to float, exact.
 NIBBLE_INLINE Ints load_halves(const uint16_t* p) {
-  Ints out;
-  for (int i = 0; i < 16; ++i) out.part[i / 4][i % 4] = p[i];
-  return out;
+  NIBBLE_EACH_PART(Ints, __builtin_convertvector(reinterpret_cast<const Half4Anywhere*>(p)[i], Int4));
 }
 NIBBLE_INLINE Vec load_bf16(const uint16_t* p) { return from_bits(shift_left<16>(load_halves(p))); }
 NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
@@ -97,9 +106,7 @@ NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
 
 // 64 bytes of e2m1 codes: lane i holds the columns 8i .. 8i+7, the lowest 4 bits first.
 NIBBLE_INLINE Ints load_codes(const uint8_t* p) {
-  Ints out;
-  __builtin_memcpy(&out, p, sizeof(out));
-  return out;
+  NIBBLE_EACH_PART(Ints, reinterpret_cast<const Int4Anywhere*>(p)[i]);
 }
 // The value of the lowest 4 bits of each lane; the others are ignored. A code is sign, two bits of exponent
 // with bias 1, one of mantissa: in place with the exponent moved by 126 all but 0 and 0.5 are right.
@@ -110,9 +117,9 @@ NIBBLE_INLINE Vec e2m1(Ints codes) {
                                                               : ((codes.part[i] & 7) << 22) + (126 << 23))));
 }
 // 8 bytes, sign-extended: byte b in the lanes 2b and 2b+1.
-NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
-  Ints out;
-  for (int i = 0; i < 16; ++i) out.part[i / 4][i % 4] = static_cast<int8_t>(p[i / 2]);
-  return out;
+NIBBLE_INLINE Int4 scale_pair(const uint8_t* p) {
+  const int32_t first = static_cast<int8_t>(p[0]), second = static_cast<int8_t>(p[1]);
+  return Int4{first, first, second, second};
 }
+NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) { NIBBLE_EACH_PART(Ints, scale_pair(p + 2 * i)); }
 #undef NIBBLE_EACH_PART
