@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <string>
 
@@ -44,7 +45,8 @@ int usable_cpus() {
   int cpus = ::sched_getaffinity(0, sizeof(set), &set) == 0
                  ? CPU_COUNT(&set)
                  : static_cast<int>(std::thread::hardware_concurrency());
-  if (double quota = cgroup_cpu_quota(); quota > 0) cpus = std::min(cpus, static_cast<int>(quota + 0.5));
+  if (double quota = cgroup_cpu_quota(); quota > 0)
+    cpus = std::min(cpus, static_cast<int>(std::lround(quota)));
   return std::max(cpus, 1);
 }
 

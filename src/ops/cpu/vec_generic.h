@@ -23,11 +23,13 @@ constexpr int kFusedRows = 2;    // up to so many activation rows, weights are d
 
 // A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
 // in registers only if it sees constant indices before it takes structs apart.
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
 #define NIBBLE_EACH_PART(T, expression)                                          \
   auto part_ = [&](int i) __attribute__((always_inline)) { return expression; }; \
   return T {                                                                     \
     { part_(0), part_(1), part_(2), part_(3) }                                   \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 NIBBLE_INLINE Float4 splat4(float x) { return Float4{x, x, x, x}; }
 NIBBLE_INLINE Vec splat(float x) { NIBBLE_EACH_PART(Vec, splat4(x)); }
@@ -36,7 +38,7 @@ NIBBLE_INLINE Vec load(const float* p) {
   NIBBLE_EACH_PART(Vec, reinterpret_cast<const Float4Anywhere*>(p)[i]);
 }
 NIBBLE_INLINE void store(float* p, Vec a) {
-  auto* parts = reinterpret_cast<Float4Anywhere*>(p);
+  Float4Anywhere* parts = reinterpret_cast<Float4Anywhere*>(p);  // auto would drop the alignment
   parts[0] = a.part[0];
   parts[1] = a.part[1];
   parts[2] = a.part[2];
@@ -118,7 +120,7 @@ NIBBLE_INLINE Vec e2m1(Ints codes) {
 }
 // 8 bytes, sign-extended: byte b in the lanes 2b and 2b+1.
 NIBBLE_INLINE Int4 scale_pair(const uint8_t* p) {
-  const int32_t first = static_cast<int8_t>(p[0]), second = static_cast<int8_t>(p[1]);
+  const int32_t first = (p[0] ^ 0x80) - 0x80, second = (p[1] ^ 0x80) - 0x80;  // sign-extended
   return Int4{first, first, second, second};
 }
 NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) { NIBBLE_EACH_PART(Ints, scale_pair(p + 2 * i)); }
