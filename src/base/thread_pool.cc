@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cmath>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <string>
 

@@ -11,6 +11,9 @@
 
 #include <stdint.h>
 
+// Primitives and inner loops must be inlined, or their vectors pass through memory.
+#define NIBBLE_INLINE inline __attribute__((always_inline))
+
 namespace nibble::cpu {
 
 inline constexpr int64_t kLanes = 16;

@@ -3,8 +3,10 @@
 
 #if defined(__x86_64__)
 // GCC 12 takes the undefined pass-through operand in its own intrinsics for a mistake (GCC bug 105593).
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 namespace nibble::cpu {

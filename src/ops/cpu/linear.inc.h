@@ -2,37 +2,72 @@
 //
 // Shapes: x packed rows (kernels.h), w [N, K] in F32, F16, BF16 (any K) or NVFP4 (K a multiple of 16).
 // Order of the sum, the same for every number of rows, tile and path: lane i of one accumulator takes the
-// i-th of each 16 packed columns in turn, by FMA with the weight decoded exactly (NVFP4: e2m1 * e4m3, at most
-// 6 significant bits); then the lanes are added by the tree of sum(); then one product with the tensor scale.
-// Bytes: the weights once for each 128 rows (NVFP4: N*K*9/16), the activations once for each 16 weight rows.
+// i-th of each 16 packed columns in turn, by FMA with the weight decoded exactly. NVFP4: of each 128 columns
+// lane i has 8 that share a block scale; their products with the e2m1 values are summed first, and the
+// accumulator takes that sum by FMA with the block scale. That is 9 multiplications for 8 columns, where
+// scaled weights would take 16 in decode. Then the lanes are added by the tree of sum(); then one product
+// with the tensor scale. Bytes: the weights once for each 128 rows (NVFP4: N*K*9/16), the activations once
+// for each 16 weight rows.
 //
 // Two paths with the same bits:
 //   fused     up to kFusedRows rows: decode in registers, each weight serves all rows at once
-//   buffered  more rows: 16 weight rows x 1024 columns are decoded into 64 KB of floats (L2), and register
+//   buffered  more rows: 16 weight rows x 1024 columns are decoded into 72 KB of floats (L2), and register
 //             tiles of kTileColumns x kTileRows run over them; a row tile's activations (24 KB) stay in L1
 //             for the 16 weight rows. Accumulators wait in memory between blocks of columns.
 
 constexpr int64_t kBlockColumns = 16;  // weight rows of a block, that is columns of out
 constexpr int64_t kBlockRows = 128;    // activation rows of a block: accumulators 128 x 16 x 64 B = 128 KB
 constexpr int64_t kBlockDepth = 1024;  // packed columns of a block
+constexpr int64_t kBufferedRow = kBlockDepth / 8 * 9;  // floats of a decoded row, NVFP4's scales included
 
 // A weight row as a source of vectors: chunk(c) loads what belongs to kVecs vectors, next() decodes them one
-// after the other. Chunk c is the packed columns [c * kVecs * 16, (c + 1) * kVecs * 16).
+// after the other. Chunk c is the packed columns [c * kVecs * 16, (c + 1) * kVecs * 16). Where kScaled, a
+// chunk has a vector of scales too.
+
+// A row as decode() writes it: kVecs_ vectors of values and, where kScaled_, one of their scales, and so on.
+template <int kVecs_, bool kScaled_>
+struct BufferedRow {
+  static constexpr int kVecs = kVecs_;
+  static constexpr bool kScaled = kScaled_;
+  struct Chunk {
+    const float* values;
+    Vec scales;  // where kScaled
+  };
+  const float* row;
+  BufferedRow() = default;
+  explicit BufferedRow(const float* row_) : row(row_) {}
+  Chunk chunk(int64_t c) const {
+    const float* at = row + c * (kVecs + (kScaled ? 1 : 0)) * kLanes;
+    return {at, kScaled ? load(at + kVecs * kLanes) : zero()};
+  }
+  Chunk tail(int64_t c, int64_t /*columns*/) const { return chunk(c); }  // padded
+  void prefetch(int64_t /*c*/) const {}
+  static Vec next(Chunk& chunk) {
+    Vec value = load(chunk.values);
+    chunk.values += kLanes;
+    return value;
+  }
+};
+
 struct F32Row {
   static constexpr int kVecs = 1;
+  static constexpr bool kScaled = false;
+  using Buffered = BufferedRow<1, false>;
   using Chunk = Vec;
   const float* codes;
   F32Row() = default;
   F32Row(const Weights& w, int64_t n) : codes(static_cast<const float*>(w.codes) + n * w.k) {}
-  explicit F32Row(const float* row) : codes(row) {}
   Chunk chunk(int64_t c) const { return load(codes + c * kLanes); }
   Chunk tail(int64_t c, int64_t columns) const { return load_tail(codes + c * kLanes, columns); }
+  void prefetch(int64_t /*c*/) const {}
   static Vec next(Chunk& chunk) { return chunk; }
 };
 
 template <Vec (*kLoad)(const uint16_t*)>
 struct HalfRow {
   static constexpr int kVecs = 1;
+  static constexpr bool kScaled = false;
+  using Buffered = BufferedRow<1, false>;
   using Chunk = Vec;
   const uint16_t* codes;
   HalfRow() = default;
@@ -43,21 +78,27 @@ struct HalfRow {
     __builtin_memcpy(padded, codes + c * kLanes, static_cast<uint64_t>(columns) * sizeof(uint16_t));
     return kLoad(padded);
   }
+  void prefetch(int64_t /*c*/) const {}
   static Vec next(Chunk& chunk) { return chunk; }
 };
 
 struct Nvfp4Row {
   static constexpr int kVecs = 8;
+  static constexpr bool kScaled = true;
+  using Buffered = BufferedRow<8, true>;
   struct Chunk {
     Ints codes;
     Vec scales;
   };
   const uint8_t* codes;
   const uint8_t* scales;
+  int64_t codes_ahead, scales_ahead;
   Nvfp4Row() = default;
   Nvfp4Row(const Weights& w, int64_t n)
       : codes(static_cast<const uint8_t*>(w.codes) + n * (w.k / 2)),
-        scales(static_cast<const uint8_t*>(w.scales) + n * (w.k / 16)) {}
+        scales(static_cast<const uint8_t*>(w.scales) + n * (w.k / 16)),
+        codes_ahead(kTileColumns * (w.k / 2)),
+        scales_ahead(kTileColumns * (w.k / 16)) {}
   // e4m3 to float: the 7 bits in place under float's exponent are 2^-120 of the value, subnormals included.
   static Vec e4m3(Ints code) {
     return mul(from_bits(bit_and(shift_left<20>(code), splat_int(static_cast<int32_t>(0x87F00000u)))),
@@ -72,8 +113,14 @@ struct Nvfp4Row {
     __builtin_memcpy(padded_scales, scales + c * 8, static_cast<uint64_t>(columns / 16));
     return {load_codes(padded_codes), e4m3(load_scale_codes(padded_scales))};
   }
+  // The same place of the row that comes kTileColumns later, which the next tile reads. Rows are too short
+  // for the hardware's prefetchers, which start again for each. Past the matrix it is a hint without effect.
+  void prefetch(int64_t c) const {
+    __builtin_prefetch(codes + codes_ahead + c * 64);
+    __builtin_prefetch(scales + scales_ahead + c * 8);
+  }
   static Vec next(Chunk& chunk) {
-    Vec value = mul(e2m1(chunk.codes), chunk.scales);
+    Vec value = e2m1(chunk.codes);
     chunk.codes = shift_right<4>(chunk.codes);
     return value;
   }
@@ -81,8 +128,9 @@ struct Nvfp4Row {
 
 // Adds one chunk of M activation rows x N weight rows to the accumulators.
 template <class Row, int M, int N>
-inline void add_chunk(typename Row::Chunk (&chunk)[N], const float* const (&x)[M], int64_t column,
-                      Vec (&sums)[N][M]) {
+NIBBLE_INLINE void add_chunk(typename Row::Chunk (&chunk)[N], const float* const (&x)[M], int64_t column,
+                             Vec (&sums)[N][M]) {
+  Vec partial[N][M];
 #pragma GCC unroll 8
   for (int j = 0; j < Row::kVecs; ++j) {
     Vec w[N];
@@ -92,20 +140,37 @@ inline void add_chunk(typename Row::Chunk (&chunk)[N], const float* const (&x)[M
     for (int m = 0; m < M; ++m) {
       Vec values = load(x[m] + column + j * kLanes);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) sums[n][m] = fma(w[n], values, sums[n][m]);
+      for (int n = 0; n < N; ++n) {
+        if constexpr (Row::kScaled) {
+          partial[n][m] = j == 0 ? mul(w[n], values) : fma(w[n], values, partial[n][m]);
+        } else {
+          sums[n][m] = fma(w[n], values, sums[n][m]);
+        }
+      }
+    }
+  }
+  if constexpr (Row::kScaled) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) sums[n][m] = fma(partial[n][m], chunk[n].scales, sums[n][m]);
     }
   }
 }
 
 // The columns [0, k) of M activation rows x N weight rows.
 template <class Row, int M, int N>
-inline void add_columns(const Row (&rows)[N], const float* const (&x)[M], int64_t k, Vec (&sums)[N][M]) {
+NIBBLE_INLINE void add_columns(const Row (&rows)[N], const float* const (&x)[M], int64_t k,
+                               Vec (&sums)[N][M]) {
   constexpr int64_t kChunk = Row::kVecs * kLanes;
   typename Row::Chunk chunk[N];
   int64_t c = 0;
   for (; (c + 1) * kChunk <= k; ++c) {
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) chunk[n] = rows[n].chunk(c);
+    for (int n = 0; n < N; ++n) {
+      chunk[n] = rows[n].chunk(c);
+      rows[n].prefetch(c);
+    }
     add_chunk<Row, M, N>(chunk, x, c * kChunk, sums);
   }
   if (c * kChunk < k) {
@@ -154,27 +219,38 @@ void fused(const Block& block) {
   }
 }
 
-// The packed columns [begin, end) of one weight row as floats; begin is a multiple of a chunk, and where end
-// is not, the rest of the chunk is written as zeros.
+// The packed columns [begin, end) of one weight row, as Row::Buffered reads them; begin is a multiple of a
+// chunk, and where end is not, the rest of the chunk is written as zeros.
 template <class Row>
 void decode(const Row& row, int64_t begin, int64_t end, float* out) {
   constexpr int64_t kChunk = Row::kVecs * kLanes;
   for (int64_t at = begin; at < end; at += kChunk) {
     typename Row::Chunk chunk = end - at >= kChunk ? row.chunk(at / kChunk) : row.tail(at / kChunk, end - at);
-    for (int j = 0; j < Row::kVecs; ++j) store(out + (at - begin) + j * kLanes, Row::next(chunk));
+    for (int j = 0; j < Row::kVecs; ++j, out += kLanes) store(out, Row::next(chunk));
+    if constexpr (Row::kScaled) {
+      store(out, chunk.scales);
+      out += kLanes;
+    }
   }
 }
 
-// One register tile of the buffered path: sums lie at sums[(m * kBlockColumns + n) * kLanes].
-template <int M>
-void buffered_tile(const float* const (&x)[M], const float* weights, int64_t depth, float* sums) {
+// One register tile of `rows` <= M rows of the buffered path: sums lie at sums[(m * kBlockColumns + n) *
+// kLanes].
+template <class Row, int M>
+void buffered_tile(const float* const* x_rows, int64_t rows, const float* weights, int64_t depth,
+                   float* sums) {
+  if constexpr (M > 1) {
+    if (rows < M) return buffered_tile<Row, M - 1>(x_rows, rows, weights, depth, sums);
+  }
+  const float* x[M];
+  for (int m = 0; m < M; ++m) x[m] = x_rows[m];
   Vec tile[kTileColumns][M];
   for (int n = 0; n < kTileColumns; ++n) {
     for (int m = 0; m < M; ++m) tile[n][m] = load(sums + (m * kBlockColumns + n) * kLanes);
   }
-  F32Row rows[kTileColumns];
-  for (int n = 0; n < kTileColumns; ++n) rows[n] = F32Row(weights + n * kBlockDepth);
-  add_columns<F32Row, M, kTileColumns>(rows, x, depth, tile);
+  Row weight_rows[kTileColumns];
+  for (int n = 0; n < kTileColumns; ++n) weight_rows[n] = Row(weights + n * kBufferedRow);
+  add_columns<Row, M, kTileColumns>(weight_rows, x, depth, tile);
   for (int n = 0; n < kTileColumns; ++n) {
     for (int m = 0; m < M; ++m) store(sums + (m * kBlockColumns + n) * kLanes, tile[n][m]);
   }
@@ -182,7 +258,7 @@ void buffered_tile(const float* const (&x)[M], const float* weights, int64_t dep
 
 template <class Row>
 void buffered(const Block& block) {
-  alignas(64) float weights[kBlockColumns * kBlockDepth];
+  alignas(64) float weights[kBlockColumns * kBufferedRow];
   alignas(64) float sums[kBlockRows * kBlockColumns * kLanes];
   const int64_t row_floats = kBlockColumns * kLanes;
   for (int64_t i = 0; i < block.rows * row_floats; i += kLanes) store(sums + i, zero());
@@ -193,29 +269,22 @@ void buffered(const Block& block) {
     constexpr int64_t kChunk = Row::kVecs * kLanes;
     const int64_t depth = (end - begin + kChunk - 1) / kChunk * kChunk;
     for (int64_t n = 0; n < tiles_columns; ++n) {
-      float* row = weights + n * kBlockDepth;
+      float* row = weights + n * kBufferedRow;
       if (n < block.columns) {
         decode(Row(block.w, block.first + n), begin, end, row);
       } else {
-        for (int64_t i = 0; i < depth; i += kLanes) store(row + i, zero());
+        for (int64_t i = 0; i < kBufferedRow; i += kLanes) store(row + i, zero());
       }
     }
-    for (int64_t r = 0; r < block.rows;) {
-      const bool full = r + kTileRows <= block.rows;
-      float* row_sums = sums + r * row_floats;
-      if (full) {
-        const float* x[kTileRows];
-        for (int m = 0; m < kTileRows; ++m) x[m] = packed_row(block.x, block.first_row + r + m) + begin;
-        for (int64_t n = 0; n < block.columns; n += kTileColumns) {
-          buffered_tile<kTileRows>(x, weights + n * kBlockDepth, depth, row_sums + n * kLanes);
-        }
-        r += kTileRows;
-      } else {
-        const float* x[1] = {packed_row(block.x, block.first_row + r) + begin};
-        for (int64_t n = 0; n < block.columns; n += kTileColumns) {
-          buffered_tile<1>(x, weights + n * kBlockDepth, depth, row_sums + n * kLanes);
-        }
-        ++r;
+    // Row tiles of nearly equal height: 8 rows are 4 + 4, not 6 + 2.
+    const int64_t row_tiles = (block.rows + kTileRows - 1) / kTileRows;
+    for (int64_t tile = 0; tile < row_tiles; ++tile) {
+      const int64_t r = block.rows * tile / row_tiles, next = block.rows * (tile + 1) / row_tiles;
+      const float* x[kTileRows];
+      for (int64_t m = 0; m < next - r; ++m) x[m] = packed_row(block.x, block.first_row + r + m) + begin;
+      for (int64_t n = 0; n < block.columns; n += kTileColumns) {
+        buffered_tile<typename Row::Buffered, kTileRows>(x, next - r, weights + n * kBufferedRow, depth,
+                                                         sums + (r * kBlockColumns + n) * kLanes);
       }
     }
   }

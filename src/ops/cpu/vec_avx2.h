@@ -14,84 +14,90 @@ constexpr int kTileRows = 3;
 constexpr int kFusedRows = 3;
 
 // The lanes below n of eight.
-inline __m256i first_lanes(int64_t n) {
+NIBBLE_INLINE __m256i first_lanes(int64_t n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int32_t>(n)), lane);
 }
 
-inline Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-inline Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-inline Vec load_tail(const float* p, int64_t n) {
+NIBBLE_INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+NIBBLE_INLINE Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+NIBBLE_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) {
   // p + 8 may lie past the end of the array, so it is only formed where it does not.
   if (n <= 8) return {_mm256_maskload_ps(p, first_lanes(n)), _mm256_setzero_ps()};
   return {_mm256_loadu_ps(p), _mm256_maskload_ps(p + 8, first_lanes(n - 8))};
 }
-inline void store(float* p, Vec a) {
+NIBBLE_INLINE void store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.low);
   _mm256_storeu_ps(p + 8, a.high);
 }
-inline void store_tail(float* p, int64_t n, Vec a) {
+NIBBLE_INLINE void store_tail(float* p, int64_t n, Vec a) {
   _mm256_maskstore_ps(p, first_lanes(n), a.low);
   if (n > 8) _mm256_maskstore_ps(p + 8, first_lanes(n - 8), a.high);
 }
-inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
-inline Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
-inline Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-inline Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
-inline Vec fma(Vec a, Vec b, Vec c) {
+NIBBLE_INLINE Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+NIBBLE_INLINE Vec sub(Vec a, Vec b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+NIBBLE_INLINE Vec mul(Vec a, Vec b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+NIBBLE_INLINE Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+NIBBLE_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
-inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
-inline Vec at_least(float low, Vec a) { return max(splat(low), a); }
-inline Vec at_most(float high, Vec a) {
+NIBBLE_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+NIBBLE_INLINE Vec at_least(float low, Vec a) { return max(splat(low), a); }
+NIBBLE_INLINE Vec at_most(float high, Vec a) {
   return {_mm256_min_ps(_mm256_set1_ps(high), a.low), _mm256_min_ps(_mm256_set1_ps(high), a.high)};
 }
-inline Ints bits(Vec a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
-inline Vec from_bits(Ints a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
-inline Ints splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
-inline Ints sub(Ints a, Ints b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
-inline Ints bit_and(Ints a, Ints b) {
+NIBBLE_INLINE Ints bits(Vec a) { return {_mm256_castps_si256(a.low), _mm256_castps_si256(a.high)}; }
+NIBBLE_INLINE Vec from_bits(Ints a) { return {_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high)}; }
+NIBBLE_INLINE Ints splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+NIBBLE_INLINE Ints add(Ints a, Ints b) {
+  return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
+}
+NIBBLE_INLINE Ints sub(Ints a, Ints b) {
+  return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
+}
+NIBBLE_INLINE Ints bit_and(Ints a, Ints b) {
   return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)};
 }
 template <int kBits>
-inline Ints shift_left(Ints a) {
+NIBBLE_INLINE Ints shift_left(Ints a) {
   return {_mm256_slli_epi32(a.low, kBits), _mm256_slli_epi32(a.high, kBits)};
 }
 template <int kBits>
-inline Ints shift_right(Ints a) {
+NIBBLE_INLINE Ints shift_right(Ints a) {
   return {_mm256_srai_epi32(a.low, kBits), _mm256_srai_epi32(a.high, kBits)};
 }
 
-inline float sum(Vec a) {
+NIBBLE_INLINE float sum(Vec a) {
   __m256 eight = _mm256_add_ps(a.low, a.high);
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-inline __m128i load_halves(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-inline Vec load_bf16(const uint16_t* p) {
+NIBBLE_INLINE __m128i load_halves(const uint16_t* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+NIBBLE_INLINE Vec load_bf16(const uint16_t* p) {
   return from_bits(
       shift_left<16>(Ints{_mm256_cvtepu16_epi32(load_halves(p)), _mm256_cvtepu16_epi32(load_halves(p + 8))}));
 }
-inline Vec load_f16(const uint16_t* p) {
+NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(load_halves(p)), _mm256_cvtph_ps(load_halves(p + 8))};
 }
 
-inline Ints load_codes(const uint8_t* p) {
+NIBBLE_INLINE Ints load_codes(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
 // vpermps looks at the lowest 3 bits of each lane: the magnitude. Bit 3 moves to the sign.
-inline Vec e2m1(Ints codes) {
+NIBBLE_INLINE Vec e2m1(Ints codes) {
   const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
   Vec sign = from_bits(bit_and(shift_left<28>(codes), splat_int(INT32_MIN)));
   return {_mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes.low), sign.low),
           _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes.high), sign.high)};
 }
-inline Ints load_scale_codes(const uint8_t* p) {
+NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
   __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   __m128i pairs = _mm_unpacklo_epi8(eight, eight);
   return {_mm256_cvtepi8_epi32(pairs), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(pairs, pairs))};

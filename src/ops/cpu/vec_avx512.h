@@ -10,60 +10,60 @@ constexpr int kTileColumns = 4;
 constexpr int kTileRows = 6;
 constexpr int kFusedRows = 4;
 
-inline __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
+NIBBLE_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
-inline Vec zero() { return _mm512_setzero_ps(); }
-inline Vec splat(float x) { return _mm512_set1_ps(x); }
-inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
-inline Vec load_tail(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
-inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
-inline void store_tail(float* p, int64_t n, Vec a) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
-inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
-inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec at_least(float low, Vec a) { return _mm512_max_ps(splat(low), a); }
-inline Vec at_most(float high, Vec a) { return _mm512_min_ps(splat(high), a); }
-inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-inline Ints bits(Vec a) { return _mm512_castps_si512(a); }
-inline Vec from_bits(Ints a) { return _mm512_castsi512_ps(a); }
-inline Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }
-inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-inline Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
-inline Ints bit_and(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+NIBBLE_INLINE Vec zero() { return _mm512_setzero_ps(); }
+NIBBLE_INLINE Vec splat(float x) { return _mm512_set1_ps(x); }
+NIBBLE_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
+NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+NIBBLE_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+NIBBLE_INLINE void store_tail(float* p, int64_t n, Vec a) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+NIBBLE_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+NIBBLE_INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+NIBBLE_INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+NIBBLE_INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+NIBBLE_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+NIBBLE_INLINE Vec at_least(float low, Vec a) { return _mm512_max_ps(splat(low), a); }
+NIBBLE_INLINE Vec at_most(float high, Vec a) { return _mm512_min_ps(splat(high), a); }
+NIBBLE_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+NIBBLE_INLINE Ints bits(Vec a) { return _mm512_castps_si512(a); }
+NIBBLE_INLINE Vec from_bits(Ints a) { return _mm512_castsi512_ps(a); }
+NIBBLE_INLINE Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }
+NIBBLE_INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+NIBBLE_INLINE Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+NIBBLE_INLINE Ints bit_and(Ints a, Ints b) { return _mm512_and_si512(a, b); }
 template <int kBits>
-inline Ints shift_left(Ints a) {
+NIBBLE_INLINE Ints shift_left(Ints a) {
   return _mm512_slli_epi32(a, kBits);
 }
 template <int kBits>
-inline Ints shift_right(Ints a) {
+NIBBLE_INLINE Ints shift_right(Ints a) {
   return _mm512_srai_epi32(a, kBits);
 }
 
-inline float sum(Vec a) {
+NIBBLE_INLINE float sum(Vec a) {
   __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-inline Vec load_bf16(const uint16_t* p) {
+NIBBLE_INLINE Vec load_bf16(const uint16_t* p) {
   __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return from_bits(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-inline Vec load_f16(const uint16_t* p) {
+NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-inline Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+NIBBLE_INLINE Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 // vpermps looks at the lowest 4 bits of each lane only, which is the mask that we would need.
-inline Vec e2m1(Ints codes) {
+NIBBLE_INLINE Vec e2m1(Ints codes) {
   const Vec table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
                                    -2.0f, -3.0f, -4.0f, -6.0f);
   return _mm512_permutexvar_ps(codes, table);
 }
-inline Ints load_scale_codes(const uint8_t* p) {
+NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
   __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi8_epi32(_mm_unpacklo_epi8(eight, eight));
 }

@@ -4,6 +4,11 @@
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
 
+// The same, at any address and over bytes of any type.
+typedef float Float4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int32_t Int4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t Half4Anywhere __attribute__((vector_size(8), aligned(1), may_alias));
+
 struct Vec {
   Float4 part[4];
 };
@@ -16,74 +21,82 @@ constexpr int kTileColumns = 2;  // weight rows of a register tile
 constexpr int kTileRows = 1;     // activation rows of a register tile
 constexpr int kFusedRows = 2;    // up to so many activation rows, weights are decoded in registers only
 
-// Applies `expression` to the parts `i` of a new vector of type T.
-#define NIBBLE_EACH_PART(T, expression)                   \
-  T out;                                                  \
-  for (int i = 0; i < 4; ++i) out.part[i] = (expression); \
-  return out
+// A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
+// in registers only if it sees constant indices before it takes structs apart.
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
+#define NIBBLE_EACH_PART(T, expression)                                          \
+  auto part_ = [&](int i) __attribute__((always_inline)) { return expression; }; \
+  return T {                                                                     \
+    { part_(0), part_(1), part_(2), part_(3) }                                   \
+  }
+// NOLINTEND(bugprone-macro-parentheses)
 
-inline Float4 splat4(float x) { return Float4{x, x, x, x}; }
-inline Vec splat(float x) { NIBBLE_EACH_PART(Vec, splat4(x)); }
-inline Vec zero() { return splat(0.0f); }
-inline Vec load(const float* p) {
-  Vec out;
-  __builtin_memcpy(&out, p, sizeof(out));
-  return out;
+NIBBLE_INLINE Float4 splat4(float x) { return Float4{x, x, x, x}; }
+NIBBLE_INLINE Vec splat(float x) { NIBBLE_EACH_PART(Vec, splat4(x)); }
+NIBBLE_INLINE Vec zero() { return splat(0.0f); }
+NIBBLE_INLINE Vec load(const float* p) {
+  NIBBLE_EACH_PART(Vec, reinterpret_cast<const Float4Anywhere*>(p)[i]);
 }
-inline void store(float* p, Vec a) { __builtin_memcpy(p, &a, sizeof(a)); }
+NIBBLE_INLINE void store(float* p, Vec a) {
+  Float4Anywhere* parts = reinterpret_cast<Float4Anywhere*>(p);  // auto would drop the alignment
+  parts[0] = a.part[0];
+  parts[1] = a.part[1];
+  parts[2] = a.part[2];
+  parts[3] = a.part[3];
+}
 // The first n < 16 lanes; the others are zero, and memory past p + n is not touched.
-inline Vec load_tail(const float* p, int64_t n) {
-  Vec out = zero();
-  __builtin_memcpy(&out, p, static_cast<uint64_t>(n) * sizeof(float));
-  return out;
+NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) {
+  float padded[16] = {};
+  __builtin_memcpy(padded, p, static_cast<uint64_t>(n) * sizeof(float));
+  return load(padded);
 }
-inline void store_tail(float* p, int64_t n, Vec a) {
-  __builtin_memcpy(p, &a, static_cast<uint64_t>(n) * sizeof(float));
+NIBBLE_INLINE void store_tail(float* p, int64_t n, Vec a) {
+  float all[16];
+  store(all, a);
+  __builtin_memcpy(p, all, static_cast<uint64_t>(n) * sizeof(float));
 }
-inline Vec add(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] + b.part[i]); }
-inline Vec sub(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] - b.part[i]); }
-inline Vec mul(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] * b.part[i]); }
-inline Vec div(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] / b.part[i]); }
+NIBBLE_INLINE Vec add(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] + b.part[i]); }
+NIBBLE_INLINE Vec sub(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] - b.part[i]); }
+NIBBLE_INLINE Vec mul(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] * b.part[i]); }
+NIBBLE_INLINE Vec div(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] / b.part[i]); }
 // a * b + c, rounded once where the machine can, else twice.
-inline Vec fma(Vec a, Vec b, Vec c) { NIBBLE_EACH_PART(Vec, a.part[i] * b.part[i] + c.part[i]); }
-inline Vec max(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] > b.part[i] ? a.part[i] : b.part[i]); }
+NIBBLE_INLINE Vec fma(Vec a, Vec b, Vec c) { NIBBLE_EACH_PART(Vec, a.part[i] * b.part[i] + c.part[i]); }
+NIBBLE_INLINE Vec max(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] > b.part[i] ? a.part[i] : b.part[i]); }
 // A NaN in `a` stays.
-inline Vec at_least(float low, Vec a) { return max(splat(low), a); }
-inline Vec at_most(float high, Vec a) {
+NIBBLE_INLINE Vec at_least(float low, Vec a) { return max(splat(low), a); }
+NIBBLE_INLINE Vec at_most(float high, Vec a) {
   NIBBLE_EACH_PART(Vec, splat4(high) < a.part[i] ? splat4(high) : a.part[i]);
 }
-inline Ints bits(Vec a) { NIBBLE_EACH_PART(Ints, reinterpret_cast<Int4>(a.part[i])); }
-inline Vec from_bits(Ints a) { NIBBLE_EACH_PART(Vec, reinterpret_cast<Float4>(a.part[i])); }
-inline Int4 splat_int4(int32_t x) { return Int4{x, x, x, x}; }
-inline Ints splat_int(int32_t x) { NIBBLE_EACH_PART(Ints, splat_int4(x)); }
-inline Ints add(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] + b.part[i]); }
-inline Ints sub(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] - b.part[i]); }
-inline Ints bit_and(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] & b.part[i]); }
+NIBBLE_INLINE Ints bits(Vec a) { NIBBLE_EACH_PART(Ints, reinterpret_cast<Int4>(a.part[i])); }
+NIBBLE_INLINE Vec from_bits(Ints a) { NIBBLE_EACH_PART(Vec, reinterpret_cast<Float4>(a.part[i])); }
+NIBBLE_INLINE Int4 splat_int4(int32_t x) { return Int4{x, x, x, x}; }
+NIBBLE_INLINE Ints splat_int(int32_t x) { NIBBLE_EACH_PART(Ints, splat_int4(x)); }
+NIBBLE_INLINE Ints add(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] + b.part[i]); }
+NIBBLE_INLINE Ints sub(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] - b.part[i]); }
+NIBBLE_INLINE Ints bit_and(Ints a, Ints b) { NIBBLE_EACH_PART(Ints, a.part[i] & b.part[i]); }
 template <int kBits>
-inline Ints shift_left(Ints a) {
+NIBBLE_INLINE Ints shift_left(Ints a) {
   NIBBLE_EACH_PART(Ints, a.part[i] << kBits);
 }
 // Arithmetic: copies the sign bit.
 template <int kBits>
-inline Ints shift_right(Ints a) {
+NIBBLE_INLINE Ints shift_right(Ints a) {
   NIBBLE_EACH_PART(Ints, a.part[i] >> kBits);
 }
 
 // Lane i + lane i+8, then i + i+4, i + i+2, i + i+1: the same tree everywhere.
-inline float sum(Vec a) {
+NIBBLE_INLINE float sum(Vec a) {
   Float4 low = a.part[0] + a.part[2], high = a.part[1] + a.part[3];
   Float4 four = low + high;
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // 16 bf16 or f16 to float, exact.
-inline Ints load_halves(const uint16_t* p) {
-  Ints out;
-  for (int i = 0; i < 16; ++i) out.part[i / 4][i % 4] = p[i];
-  return out;
+NIBBLE_INLINE Ints load_halves(const uint16_t* p) {
+  NIBBLE_EACH_PART(Ints, __builtin_convertvector(reinterpret_cast<const Half4Anywhere*>(p)[i], Int4));
 }
-inline Vec load_bf16(const uint16_t* p) { return from_bits(shift_left<16>(load_halves(p))); }
-inline Vec load_f16(const uint16_t* p) {
+NIBBLE_INLINE Vec load_bf16(const uint16_t* p) { return from_bits(shift_left<16>(load_halves(p))); }
+NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
   Ints half = load_halves(p);
   Ints magnitude = bit_and(half, splat_int(0x7FFF));
   // The exponent's bias is 112 less than float's; a multiplication repairs it, subnormals included.
@@ -94,23 +107,21 @@ inline Vec load_f16(const uint16_t* p) {
 }
 
 // 64 bytes of e2m1 codes: lane i holds the columns 8i .. 8i+7, the lowest 4 bits first.
-inline Ints load_codes(const uint8_t* p) {
-  Ints out;
-  __builtin_memcpy(&out, p, sizeof(out));
-  return out;
+NIBBLE_INLINE Ints load_codes(const uint8_t* p) {
+  NIBBLE_EACH_PART(Ints, reinterpret_cast<const Int4Anywhere*>(p)[i]);
 }
 // The value of the lowest 4 bits of each lane; the others are ignored. A code is sign, two bits of exponent
 // with bias 1, one of mantissa: in place with the exponent moved by 126 all but 0 and 0.5 are right.
-inline Vec e2m1(Ints codes) {
+NIBBLE_INLINE Vec e2m1(Ints codes) {
   NIBBLE_EACH_PART(
       Vec, reinterpret_cast<Float4>(((codes.part[i] & 8) << 28) |
                                     ((codes.part[i] & 6) == 0 ? -(codes.part[i] & 1) & 0x3F000000
                                                               : ((codes.part[i] & 7) << 22) + (126 << 23))));
 }
 // 8 bytes, sign-extended: byte b in the lanes 2b and 2b+1.
-inline Ints load_scale_codes(const uint8_t* p) {
-  Ints out;
-  for (int i = 0; i < 16; ++i) out.part[i / 4][i % 4] = static_cast<int8_t>(p[i / 2]);
-  return out;
+NIBBLE_INLINE Int4 scale_pair(const uint8_t* p) {
+  const int32_t first = (p[0] ^ 0x80) - 0x80, second = (p[1] ^ 0x80) - 0x80;  // sign-extended
+  return Int4{first, first, second, second};
 }
+NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) { NIBBLE_EACH_PART(Ints, scale_pair(p + 2 * i)); }
 #undef NIBBLE_EACH_PART
