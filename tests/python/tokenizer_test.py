@@ -226,9 +226,15 @@ def random_strings():
 
 
 def every_character():
-    """All code points, some in each string, between characters that show what they are."""
-    codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    chunks = [codes[i : i + 64] for i in range(0, len(codes), 64)]
+    """The code points of planes 0 to 3 and 14, and some of the rest, which is private or unassigned, a few in
+    each string, between characters that show what they are."""
+    codes = [
+        code
+        for code in range(0x110000)
+        if not 0xD800 <= code < 0xE000
+        and (code % 64 == 0 or not (0x32400 <= code < 0xE0000 or 0xE0200 <= code or 0xE000 <= code < 0xF900))
+    ]
+    chunks = [codes[i : i + 16] for i in range(0, len(codes), 16)]
     return ["".join(f"x{chr(code)}a\u0315{chr(code)}\u0334<word>{chr(code)} <left>" for code in chunk) for chunk in chunks]
 
 
