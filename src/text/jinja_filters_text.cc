@@ -139,9 +139,10 @@ Value truncate(Runtime& runtime, const Value& input, const Args& args) {
   const int64_t end_length = count_code_points(end);
   if (length < end_length) fail("truncate: expected length >= {}, got {}", end_length, length);
   if (leeway < 0) fail("truncate: expected leeway >= 0, got {}", leeway);
-  if (input.is(Kind::kUndefined)) return input;
+  const auto input_length = length_of(input);
+  if (!input_length) fail("truncate: object of type '{}' has no len()", type_name(input));
+  if (*input_length - leeway <= length) return input;
   const std::string& text = string_argument(input, "truncate: its input");
-  if (input.string().length - leeway <= length) return input;
   std::string kept = text.substr(0, byte_offset(text, length - end_length));
   if (!flag(bound[1])) kept = kept.substr(0, kept.rfind(' '));
   return runtime.string(kept + end);

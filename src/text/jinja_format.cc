@@ -326,12 +326,12 @@ std::string format_value(Runtime& runtime, const Value& value, const std::string
   }
   const bool float_type =
       field.type != 0 && std::string_view("eEfFgG%").find(field.type) != std::string_view::npos;
-  if (value.is(Kind::kInt) && !float_type) {
+  if (value.is_integer() && !float_type) {
     if (field.type != 0 && std::string_view("dxXob").find(field.type) == std::string_view::npos) refuse();
     if (field.precision >= 0 || (field.comma && field.fill == "0")) refuse();
     return format_int(value.as_int(), field);
   }
-  if (value.is_number() && float_type && !value.is(Kind::kBool)) {
+  if (value.is_number() && float_type) {
     if (field.alternate || (field.comma && field.fill == "0")) refuse();
     return format_float(field.type == '%' ? value.as_float() * 100 : value.as_float(), field);
   }

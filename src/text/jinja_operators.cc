@@ -1,5 +1,6 @@
 // Arithmetic, subscripts, attributes and calls, with Python's results. Integers have 64 bits: what Python
 // would make larger is an error.
+#include <algorithm>
 #include <cmath>
 
 #include "text/jinja_unicode.h"
@@ -9,6 +10,10 @@ namespace nibble::jinja {
 namespace {
 
 constexpr std::string_view kSpellings[] = {"+", "-", "*", "/", "//", "%", "**"};
+// What every object of Python has, and the sandbox hides.
+constexpr std::string_view kUnsafe[] = {"__class__", "__doc__", "__init__",   "__new__",
+                                        "__eq__",    "__ne__",  "__hash__",   "__str__",
+                                        "__repr__",  "__dir__", "__format__", "__reduce__"};
 constexpr int64_t kExactInDouble = int64_t{1} << 53;
 
 [[noreturn]] void fail_overflow() { fail("an integer does not fit 64 bits"); }
@@ -195,6 +200,10 @@ Value negate(const Value& value) {
 }
 
 Value get_attribute(Runtime& runtime, const Value& object, const std::string& name) {
+  if (std::find(std::begin(kUnsafe), std::end(kUnsafe), name) != std::end(kUnsafe)) {
+    return runtime.undefined(
+        fmt::format("access to attribute '{}' of '{}' object is unsafe", name, type_name(object)));
+  }
   reject_undefined(object);
   switch (object.kind()) {
     case Kind::kNamespace: {

@@ -65,9 +65,12 @@ class Writer {
       case Kind::kRange:
         repr_range(value.as<Range>());
         return;
-      case Kind::kMacro:
-        out += "<Macro '" + value.as<Function>().name + "'>";
+      case Kind::kMacro: {
+        const Value& name = value.as<Function>().attributes.at(0).second;
+        out += name.is(Kind::kNone) ? "<Macro anonymous>" : fmt::format("<Macro '{}'>", name.text());
         return;
+      }
+
       case Kind::kIterator:
         out += "<generator object>";
         return;

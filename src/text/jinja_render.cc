@@ -204,17 +204,18 @@ Renderer::Flow Renderer::run_for(const Stmt& stmt, Scope& scope, std::string& ou
   loop->iterator = iterator;
   const NameId loop_name = ast_.find("loop");
   Scope* body_scope = new_scope(&scope);
-  bool empty = true;
+  bool run_otherwise = true;  // until a body ran to its end: neither break nor continue counts, as in Jinja
   for (Value item; loop->advance(item);) {
     runtime_.step();
-    empty = false;
     body_scope->values.clear();
     if (loop_name >= 0) set(*body_scope, loop_name, Value(Kind::kLoop, loop));
     assign(*body_scope, *stmt.target, item);
-    if (run(stmt.body, *body_scope, out) == Flow::kBreak) break;
+    const Flow flow = run(stmt.body, *body_scope, out);
+    if (flow == Flow::kBreak) break;
+    if (flow == Flow::kOn) run_otherwise = false;
     runtime_.line = stmt.line;
   }
-  return empty ? run(stmt.otherwise, *new_scope(&scope), out) : Flow::kOn;
+  return run_otherwise ? run(stmt.otherwise, *new_scope(&scope), out) : Flow::kOn;
 }
 
 Renderer::Flow Renderer::run_captured(const Stmt& stmt, Scope& scope, std::string& out) {
@@ -227,7 +228,7 @@ Renderer::Flow Renderer::run_captured(const Stmt& stmt, Scope& scope, std::strin
   if (stmt.kind == StmtKind::kSetBlock) {
     assign(scope, *stmt.target, value);
   } else {
-    write(out, value);
+    write(out, std::string_view(string_argument(value, "the result of a filter block")));
   }
   return Flow::kOn;
 }
@@ -241,7 +242,8 @@ Renderer::Flow Renderer::run_scope(const Stmt& stmt, Scope& scope, std::string& 
 
 void Renderer::run_call_block(const Stmt& stmt, Scope& scope, std::string& out) {
   const Value caller = make_macro(stmt, scope);
-  write(out, eval_call(*stmt.value, scope, &caller));
+  const Value result = eval_call(*stmt.value, scope, &caller);
+  write(out, std::string_view(string_argument(result, "the result of a call block")));
 }
 
 // ---- macros
@@ -258,7 +260,8 @@ Value Renderer::make_macro(const Stmt& stmt, Scope& scope) {
   });
   std::vector<Value> names;
   for (const std::string& name : macro.parameter_texts) names.push_back(runtime_.string(name));
-  function.as<Function>().attributes = {{"name", runtime_.string(macro.name_text)},
+  const bool anonymous = stmt.kind == StmtKind::kCallBlock;
+  function.as<Function>().attributes = {{"name", anonymous ? Value() : runtime_.string(macro.name_text)},
                                         {"arguments", runtime_.tuple(std::move(names))},
                                         {"caller", Value(macro.uses_caller)},
                                         {"catch_kwargs", Value(macro.uses_kwargs)},

@@ -94,7 +94,7 @@ std::vector<std::string_view> split_words(std::string_view text, int64_t max) {
   std::vector<std::string_view> out;
   for (text = strip_left(text); !text.empty(); text = strip_left(text)) {
     if (max >= 0 && static_cast<int64_t>(out.size()) == max) {
-      out.push_back(strip_right(text));
+      out.push_back(text);  // white space at its end stays
       break;
     }
     size_t end = 0;
@@ -133,7 +133,7 @@ Value rsplit(Runtime& runtime, const Value& self, const Args& args) {
     if (how.max < 0) return split(runtime, self, args);
     for (text = strip_right(text); !text.empty(); text = strip_right(text)) {
       if (static_cast<int64_t>(out.size()) == how.max) {
-        out.push_back(strip_left(text));
+        out.push_back(text);
         break;
       }
       size_t begin = text.size();

@@ -87,12 +87,14 @@ bool is_same_as(Runtime&, const Value& value, const Args& args) {
 bool is_in(Runtime& runtime, const Value& value, const Args& args) {
   return contains(runtime, *bind_args("in", args, "seq", 1)[0], value);
 }
-bool is_filter(Runtime&, const Value& value, const Args& args) {
+bool is_filter(Runtime& runtime, const Value& value, const Args& args) {
   bind_args("filter", args, "", 0);
+  hash_of(runtime, value);  // Jinja looks it up in a dict
   return value.is(Kind::kString) && find_filter(value.text()) != nullptr;
 }
-bool is_test(Runtime&, const Value& value, const Args& args) {
+bool is_test(Runtime& runtime, const Value& value, const Args& args) {
   bind_args("test", args, "", 0);
+  hash_of(runtime, value);
   return value.is(Kind::kString) && find_test(value.text()) != nullptr;
 }
 

@@ -285,8 +285,8 @@ const std::string& string_argument(const Value& value, std::string_view what) {
   return value.text();
 }
 
-std::vector<std::optional<Value>> bind_args(std::string_view function, const Args& args, std::string_view names,
-                                       size_t required) {
+std::vector<std::optional<Value>> bind_args(std::string_view function, const Args& args,
+                                            std::string_view names, size_t required) {
   std::vector<std::string_view> parameters;
   while (!names.empty()) {
     const size_t space = std::min(names.find(' '), names.size());

@@ -248,8 +248,8 @@ Value element(Runtime& runtime, const Value& value, int64_t index);  // REQUIRES
 int64_t int_argument(const Value& value, std::string_view what);
 const std::string& string_argument(const Value& value, std::string_view what);
 // The values of the parameters `names` (split at spaces); the first `required` must be given.
-std::vector<std::optional<Value>> bind_args(std::string_view function, const Args& args, std::string_view names,
-                                       size_t required);
+std::vector<std::optional<Value>> bind_args(std::string_view function, const Args& args,
+                                            std::string_view names, size_t required);
 void reject_undefined(const Value& value);  // throws what Python's Undefined throws when it is used
 
 // ---- jinja_compare.cc
