@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -18,6 +19,7 @@ struct TemplateLimits {
   int64_t max_output_bytes = 16 << 20;
   int64_t max_steps = 2'000'000;  // evaluated nodes; ends a template that loops for ever
   int max_depth = 200;            // nesting of expressions, blocks and macro calls, in parser and renderer
+  int64_t max_memory_bytes = 256 << 20;  // all values of one rendering, which live until it ends
 };
 
 // Immutable after parsing; safe for concurrent use.
@@ -33,8 +35,8 @@ class ChatTemplate {
 
   // `context` is a JSON object of the template's variables: messages, tools, add_generation_prompt,
   // bos_token, eos_token, ... What the template raises (raise_exception) comes back as a user error with its
-  // words.
-  Result<std::string> render(const nlohmann::ordered_json& context) const;
+  // words. `now` is what strftime_now shows; null is the local time.
+  Result<std::string> render(const nlohmann::ordered_json& context, const std::tm* now = nullptr) const;
 
  private:
   struct Impl;
