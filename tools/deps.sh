@@ -3,6 +3,7 @@
 # stdout belongs to the model's text and to ctest.
 # shellcheck shell=bash
 
+: "${root:?}" "${me:?}"
 log="$root/build/run.log"
 build="$root/build/release"
 
