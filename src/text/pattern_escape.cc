@@ -141,7 +141,7 @@ Result<Escape> read_escape(std::string_view& rest) {
   auto set = [](std::string text) { return Escape{Escape::Kind::kSet, 0, std::move(text)}; };
   auto not_set = [](std::string text) { return Escape{Escape::Kind::kNotSet, 0, std::move(text)}; };
   auto assertion = [](std::string text) { return Escape{Escape::Kind::kAssertion, 0, std::move(text)}; };
-  std::string word = std::string("[") + kWord + "]";
+  std::string word = fmt::format("[{}]", kWord);
   switch (character.code) {
     case 't':
       return one('\t');
