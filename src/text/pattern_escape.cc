@@ -115,11 +115,12 @@ Result<Escape> read_code(std::string_view& rest, char kind) {
     code = read_hex(rest, 2);
     if (code.has_value() && *code >= 0x80) code.reset();  // a byte, not a character
   }
-  if (!code.has_value() || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000)) {
+  char32_t character = code.value_or(0x110000);
+  if (character > 0x10FFFF || (character >= 0xD800 && character < 0xE000)) {
     return user_error("the construct {} is not implemented",
                       in_quotes(fmt::format("\\{}{}", kind, whole.substr(0, 8))));
   }
-  return Escape{Escape::Kind::kCharacter, *code, ""};
+  return Escape{Escape::Kind::kCharacter, character, ""};
 }
 
 }  // namespace
