@@ -71,7 +71,7 @@ std::string describe(const Json& value) {
     case Json::value_t::boolean:
       return value.get<bool>() ? "true" : "false";
     case Json::value_t::string:
-      return "the string " + in_quotes(value.get_ref<const std::string&>());
+      return fmt::format("the string {}", in_quotes(value.get_ref<const std::string&>()));
     case Json::value_t::number_integer:
       return fmt::format("the number {}", value.get<int64_t>());
     case Json::value_t::number_unsigned:

@@ -170,8 +170,8 @@ class Translator {
     if (std::max(low.size(), high.size()) > 4) return user_error("a repeat count is more than 9999");
     if (!low.empty() && !high.empty() && std::stoi(low) > std::stoi(high))
       return user_error("a repeat count from {} to {}", low, high);
-    if (low.empty()) low = "0";
-    NIBBLE_RETURN_IF_ERROR(quantify("{" + low + (comma ? "," + high : "") + "}"));
+    if (low.empty()) low.push_back('0');
+    NIBBLE_RETURN_IF_ERROR(quantify(fmt::format("{{{}{}{}}}", low, comma ? "," : "", high)));
     // A `?` makes it lazy, but {n}? is an optional {n}. A `+` repeats it. Both that way are the next
     // quantifier.
     if (comma && take("?")) out_ += '?';

@@ -78,7 +78,7 @@ Result<Escape> read_property(std::string_view& rest, bool negated) {
   }
   std::optional<std::string> known = property_name(name);
   if (!known.has_value()) return user_error("the property {} is not implemented", in_quotes(name));
-  return Escape{Escape::Kind::kSet, 0, (negated ? "\\P{" : "\\p{") + *known + "}"};
+  return Escape{Escape::Kind::kSet, 0, fmt::format("\\{}{{{}}}", negated ? 'P' : 'p', *known)};
 }
 
 // The number that hex digits spell, at most `longest` of them; takes them off.
@@ -115,11 +115,12 @@ Result<Escape> read_code(std::string_view& rest, char kind) {
     code = read_hex(rest, 2);
     if (code.has_value() && *code >= 0x80) code.reset();  // a byte, not a character
   }
-  if (!code.has_value() || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000)) {
+  char32_t character = code.value_or(0x110000);
+  if (character > 0x10FFFF || (character >= 0xD800 && character < 0xE000)) {
     return user_error("the construct {} is not implemented",
-                      in_quotes("\\" + std::string(1, kind) + std::string(whole.substr(0, 8))));
+                      in_quotes(fmt::format("\\{}{}", kind, whole.substr(0, 8))));
   }
-  return Escape{Escape::Kind::kCharacter, *code, ""};
+  return Escape{Escape::Kind::kCharacter, character, ""};
 }
 
 }  // namespace
@@ -141,7 +142,7 @@ Result<Escape> read_escape(std::string_view& rest) {
   auto set = [](std::string text) { return Escape{Escape::Kind::kSet, 0, std::move(text)}; };
   auto not_set = [](std::string text) { return Escape{Escape::Kind::kNotSet, 0, std::move(text)}; };
   auto assertion = [](std::string text) { return Escape{Escape::Kind::kAssertion, 0, std::move(text)}; };
-  std::string word = std::string("[") + kWord + "]";
+  std::string word = fmt::format("[{}]", kWord);
   switch (character.code) {
     case 't':
       return one('\t');
@@ -196,7 +197,7 @@ Result<Escape> read_escape(std::string_view& rest) {
   }
   if (character.code < 0x80 && is_letter_or_digit(static_cast<char>(character.code))) {
     return user_error("the construct {} is not implemented",
-                      in_quotes("\\" + std::string(1, static_cast<char>(character.code))));
+                      in_quotes(fmt::format("\\{}", static_cast<char>(character.code))));
   }
   return one(character.code);
 }
@@ -210,9 +211,9 @@ struct Operand {
 };
 
 std::string operand_expression(const Operand& operand) {
-  std::string out = operand.items.empty() ? "" : "[" + operand.items + "]";
+  std::string out = operand.items.empty() ? "" : fmt::format("[{}]", operand.items);
   for (const std::string& nested : operand.nested) out += (out.empty() ? "" : "|") + nested;
-  return operand.nested.empty() ? out : "(?:" + out + ")";
+  return operand.nested.empty() ? out : fmt::format("(?:{})", out);
 }
 
 class ClassReader {
@@ -248,14 +249,14 @@ class ClassReader {
       if (operand.items.empty() && operand.nested.empty()) return user_error("one side of && is empty");
     }
     if (operands_.size() == 1 && operands_[0].nested.empty())
-      return (negated ? "[^" : "[") + operands_[0].items + "]";
+      return fmt::format("[{}{}]", negated ? "^" : "", operands_[0].items);
     // Every operand matches one character: an intersection is the last one where all others look ahead.
     std::string out;
     for (size_t i = 0; i < operands_.size(); ++i) {
       std::string operand = operand_expression(operands_[i]);
-      out += i + 1 < operands_.size() ? "(?=" + operand + ")" : operand;
+      out += i + 1 < operands_.size() ? fmt::format("(?={})", operand) : operand;
     }
-    return negated ? "(?:(?!" + out + ")(?s:.))" : "(?:" + out + ")";
+    return fmt::format(fmt::runtime(negated ? "(?:(?!{})(?s:.))" : "(?:{})"), out);
   }
 
   Status read_item(bool at_start) {

@@ -1,5 +1,13 @@
 // Byte-level BPE as Hugging Face's tokenizer.json describes it, id for id what the `tokenizers` package
-// gives.
+// (0.22) gives. tests/python/tokenizer_test.py holds it to that.
+//
+// What differs, on purpose:
+// - A character that is in no token, where there is no unk_token, is an error; the package drops it.
+// - Truncation and padding in the file are ignored (transformers resets them, too).
+// - Version 0.23 of the package decodes a `normalized` added token as its normalized spelling, and then no
+//   longer knows it as special; here, as in 0.22, a token decodes as it is spelled.
+// - Regular expressions: pattern.h says what is refused and what little differs. Scripts other than eight
+//   are refused; Unicode versions are bridged (unicode_age.h).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +34,8 @@ struct EncodeOptions {
 // Immutable after loading; safe for concurrent use.
 class Tokenizer {
  public:
-  // Reads DIRECTORY/tokenizer.json. A part that is not implemented is refused by name.
+  // Reads DIRECTORY/tokenizer.json, of at most 256 MiB. A part that is not implemented is refused by name,
+  // and so is a key that is not known. Ids may be at most 65535 more than twice the number of tokens.
   static Result<Tokenizer> load(const FileSystem& files, const std::string& directory);
   // The same from text; `name` stands for the file in messages.
   static Result<Tokenizer> parse(std::string_view tokenizer_json, const std::string& name);
@@ -35,11 +44,13 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Invalid UTF-8 in `text` is read as U+FFFD, as `bytes.decode(errors="replace")` in Python would.
+  // Invalid UTF-8 in `text` is read as U+FFFD, as `bytes.decode(errors="replace")` in Python would. Errors: a
+  // text of more than 64 MiB, a character in no token, a regular expression that takes too long.
   Result<std::vector<int32_t>> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The bytes of the ids, one after the other: what comes out may end inside a character (utf8_stream.h
-  // mends that). Ids outside the vocabulary give nothing.
+  // The bytes of the ids, one after the other: what comes out may end inside a character (Utf8Stream
+  // mends that). Ids outside the vocabulary give nothing. With a file that has no decoder, tokens come with
+  // spaces between, as the package joins them.
   std::string decode_bytes(std::span<const int32_t> ids, bool skip_special) const;
   // As the `tokenizers` package decodes: bytes that are no UTF-8 become U+FFFD.
   std::string decode(std::span<const int32_t> ids, bool skip_special) const;
