@@ -31,7 +31,8 @@ double seconds_since(Clock::time_point start) {
 // Ctrl-C ends the answer, not the program; a second one before the next prompt ends the program.
 volatile std::sig_atomic_t g_interrupts = 0;
 extern "C" void on_interrupt(int) {
-  if (g_interrupts++ > 0) _exit(130);
+  if (g_interrupts > 0) _exit(130);
+  g_interrupts = 1;
 }
 
 // What one answer took.

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ops/reference/reference_ops.h"
+#include "ops/backend.h"
 #include "quant/float_codes.h"
 #include "quant/nvfp4.h"
 
@@ -106,7 +106,7 @@ Result<std::vector<float>> run(Ops& ops, const std::vector<HostMatrix>& matrices
 }  // namespace
 
 Status self_test(Ops& ops) {
-  std::unique_ptr<Ops> reference = make_reference_ops(1);
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> reference, make_backend("reference", {.threads = 1}));
   for (MatrixFormat format :
        {MatrixFormat::kF32, MatrixFormat::kF16, MatrixFormat::kBF16, MatrixFormat::kNvfp4}) {
     Numbers numbers;

@@ -5,6 +5,8 @@
 // bounds the memory of an untrusted template.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <ctime>
 #include <functional>
@@ -16,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "fmt/format.h"
 #include "text/chat_template.h"
 
 namespace nibble::jinja {

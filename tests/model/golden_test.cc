@@ -23,8 +23,8 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.model << " on " << c.
 
 class Golden : public testing::TestWithParam<Case> {
  protected:
-  TestModel model_ = load_test_model(golden_directory(GetParam().model), GetParam().backend, options_for(70), {},
-                                  GetParam().bf16_rope);
+  TestModel model_ = load_test_model(golden_directory(GetParam().model), GetParam().backend, options_for(70),
+                                     {}, GetParam().bf16_rope);
   GoldenFile golden_{golden_directory(GetParam().model) + "/golden.safetensors"};
 };
 
@@ -120,8 +120,8 @@ TEST_P(Golden, ChunksAndBatchesChangeNoBit) {
     EXPECT_EQ(model_.logits(ids, chunk), whole) << "chunks of " << chunk;
   }
   // Eight sequences of other lengths and starts, in one step each time, against each alone.
-  TestModel batch = load_test_model(golden_directory(GetParam().model), GetParam().backend, options_for(70, 8),
-                                 {}, GetParam().bf16_rope);
+  TestModel batch = load_test_model(golden_directory(GetParam().model), GetParam().backend,
+                                    options_for(70, 8), {}, GetParam().bf16_rope);
   std::vector<std::vector<int32_t>> prompts;
   std::vector<std::vector<float>> alone, together(8);
   for (size_t s = 0; s < 8; ++s) {

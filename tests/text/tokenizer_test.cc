@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <random>
 #include <thread>
 
@@ -254,7 +253,7 @@ TEST(Tokenizer, RoundTripOfRandomText) {
   }
 }
 
-TEST(Tokenizer, LongTextsTakeLittleTime) {
+TEST(Tokenizer, LongTextsEnd) {
   Tokenizer small = make(small_tokenizer());
   Result<Tokenizer> demo =
       Tokenizer::load(FileSystem::posix(), std::string(NIBBLE_SOURCE_DIR) + "/models/demo");
@@ -264,13 +263,12 @@ TEST(Tokenizer, LongTextsTakeLittleTime) {
   Tokenizer nfc = make(nfc_file);
   std::string marks;
   for (int i = 0; i < 250'000; ++i) marks += "\u0315\u0334";  // ever out of order
-  auto start = std::chrono::steady_clock::now();
+  // A quadratic algorithm would run into the test's time limit.
   EXPECT_EQ(encode(small, std::string(1 << 20, 'x')), Ids(1 << 18, kXxxx));
   encode(*demo, std::string(1 << 20, 'e'));
   encode(*demo, std::string(1 << 20, ' ') + "x");
   encode(*demo, std::string(1 << 20, '\n') + "x");
   encode(nfc, marks);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 TEST(Tokenizer, AHostilePatternIsAnErrorNotAHang) {
@@ -278,8 +276,10 @@ TEST(Tokenizer, AHostilePatternIsAnErrorNotAHang) {
     json file = small_tokenizer();
     file["pre_tokenizer"] = then_byte_level(split("Regex", pattern, "Isolated"));
     Result<Ids> ids = make(file).encode(std::string(3000, 'x'));
-    if (!ids.ok()) EXPECT_NE(ids.status().message().find("a regular expression"), std::string::npos);
-    if (std::string(pattern) == "(x+x+)+[yz]") EXPECT_FALSE(ids.ok());
+    if (!ids.ok()) {
+      EXPECT_NE(ids.status().message().find("a regular expression"), std::string::npos);
+    }
+    EXPECT_TRUE(std::string(pattern) != "(x+x+)+[yz]" || !ids.ok());
   }
 }
 

@@ -1,5 +1,6 @@
 // Primitives over AVX2, FMA and F16C: a vector of 16 lanes is two registers. Included into an anonymous
 // namespace, after <immintrin.h>; what each primitive means is said in vec_generic.h.
+#pragma once
 
 struct Vec {
   __m256 low, high;

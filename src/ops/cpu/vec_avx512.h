@@ -1,5 +1,6 @@
 // Primitives over AVX-512 (F, BW, VL, DQ): one register is a vector of 16 lanes. Included into an anonymous
 // namespace, after <immintrin.h>; what each primitive means is said in vec_generic.h.
+#pragma once
 
 using Vec = __m512;
 using Ints = __m512i;

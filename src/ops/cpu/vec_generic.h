@@ -1,5 +1,6 @@
 // Primitives in plain C++ with GCC's vector extension, for any machine; and what each primitive means. The
 // 16 lanes are four vectors of 4, which SSE2 and NEON have. Included into an anonymous namespace.
+#pragma once
 
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
