@@ -331,6 +331,10 @@ std::string format_value(Runtime& runtime, const Value& value, const std::string
     if (field.precision >= 0 || (field.comma && field.fill == "0")) refuse();
     return format_int(value.as_int(), field);
   }
+  if (value.is(Kind::kFloat) && field.type == 0 && field.precision < 0 && !field.comma && !field.alternate) {
+    const bool negative = std::signbit(value.as_float());
+    return pad(float_repr(std::fabs(value.as_float())), sign_of(negative, field), field, '>');
+  }
   if (value.is_number() && float_type) {
     if (field.alternate || (field.comma && field.fill == "0")) refuse();
     return format_float(field.type == '%' ? value.as_float() * 100 : value.as_float(), field);
