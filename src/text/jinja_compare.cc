@@ -144,6 +144,7 @@ bool contains(Runtime& runtime, const Value& container, const Value& item) {
 }
 
 size_t hash_of(Runtime& runtime, const Value& value) {
+  runtime.step();
   switch (value.kind()) {
     case Kind::kBool:
     case Kind::kInt:

@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"ifs", repeat("{% if 1 %}", 60'000), "nested deeper than 200"},
         {"fors", repeat("{% for x in y %}", 60'000), "nested deeper than 200"},
         {"macros", repeat("{% macro m() %}", 60'000), "nested deeper than 200"},
-        {"targets", "{% set " + repeat("(", 60'000) + "a = 1 %}", "nested deeper than 200"},
+        {"targets", "{% set " + repeat("(", 60'000) + "a" + repeat(")", 60'000) + " = 1 %}", "nested deeper than 200"},
         {"source", std::string((1 << 20) + 1, 'x'), "the limit is 1048576"},
     }));
 
