@@ -26,7 +26,7 @@ std::string group_thousands(std::string digits) {
   return digits;
 }
 
-std::string pad(std::string text, const std::string& sign, const Field& field, char default_align) {
+std::string pad(const std::string& text, const std::string& sign, const Field& field, char default_align) {
   const int64_t missing = field.width - count_code_points(text) - static_cast<int64_t>(sign.size());
   const auto fill = [&](int64_t count) {
     std::string out;
@@ -116,7 +116,7 @@ std::string format_float(double value, const Field& field) {
 
 std::string format_text(std::string text, const Field& field) {
   if (field.precision >= 0) text.resize(byte_offset(text, field.precision));
-  return pad(std::move(text), "", field, '<');
+  return pad(text, "", field, '<');
 }
 
 int64_t read_number(std::string_view text, size_t& position) {
