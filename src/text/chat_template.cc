@@ -20,8 +20,9 @@ ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 ChatTemplate::~ChatTemplate() = default;
 
-Result<ChatTemplate> ChatTemplate::parse(std::string source, const std::string& name,
-                                         const TemplateLimits& limits) {
+Result<ChatTemplate> ChatTemplate::parse(
+    std::string source,  // NOLINT(performance-unnecessary-value-param): the interface
+    const std::string& name, const TemplateLimits& limits) {
   if (static_cast<int64_t>(source.size()) > limits.max_source_bytes) {
     return user_error("{}: the template has {} bytes, the limit is {}", name, source.size(),
                       limits.max_source_bytes);

@@ -35,7 +35,6 @@ bool is_same(const Value& a, const Value& b) {
     case Kind::kNone:
       return true;
     case Kind::kBool:
-      return a.as_int() == b.as_int();
     // Python keeps one object for each small integer; beyond them identity is an accident.
     case Kind::kInt:
       return a.as_int() == b.as_int();
@@ -144,6 +143,7 @@ bool contains(Runtime& runtime, const Value& container, const Value& item) {
 }
 
 size_t hash_of(Runtime& runtime, const Value& value) {
+  runtime.step();
   switch (value.kind()) {
     case Kind::kBool:
     case Kind::kInt:

@@ -26,7 +26,7 @@ std::string group_thousands(std::string digits) {
   return digits;
 }
 
-std::string pad(std::string text, const std::string& sign, const Field& field, char default_align) {
+std::string pad(const std::string& text, const std::string& sign, const Field& field, char default_align) {
   const int64_t missing = field.width - count_code_points(text) - static_cast<int64_t>(sign.size());
   const auto fill = [&](int64_t count) {
     std::string out;
@@ -116,7 +116,7 @@ std::string format_float(double value, const Field& field) {
 
 std::string format_text(std::string text, const Field& field) {
   if (field.precision >= 0) text.resize(byte_offset(text, field.precision));
-  return pad(std::move(text), "", field, '<');
+  return pad(text, "", field, '<');
 }
 
 int64_t read_number(std::string_view text, size_t& position) {
@@ -330,6 +330,10 @@ std::string format_value(Runtime& runtime, const Value& value, const std::string
     if (field.type != 0 && std::string_view("dxXob").find(field.type) == std::string_view::npos) refuse();
     if (field.precision >= 0 || (field.comma && field.fill == "0")) refuse();
     return format_int(value.as_int(), field);
+  }
+  if (value.is(Kind::kFloat) && field.type == 0 && field.precision < 0 && !field.comma && !field.alternate) {
+    const bool negative = std::signbit(value.as_float());
+    return pad(float_repr(std::fabs(value.as_float())), sign_of(negative, field), field, '>');
   }
   if (value.is_number() && float_type) {
     if (field.alternate || (field.comma && field.fill == "0")) refuse();

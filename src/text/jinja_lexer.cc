@@ -131,6 +131,7 @@ class Lexer {
   }
 
   void skip_comment() {
+    if (position_ >= source_.size()) return;  // opened at the very end: Jinja lets that pass
     for (size_t end = position_;; ++end) {
       end = source_.find("#}", end);
       if (end == std::string::npos) fail_here("missing end of comment tag");
@@ -158,7 +159,8 @@ class Lexer {
       advance(behind);
       return true;
     }
-    fail_here("missing end of raw directive");
+    if (position_ < source_.size()) fail_here("missing end of raw directive");
+    return true;  // opened at the very end: Jinja lets that pass
   }
 
   void lex_tag(bool is_variable) {

@@ -240,7 +240,7 @@ Iterator& iterate(Runtime& runtime, const Value& value) {
           if (position >= text.size()) return false;
           const size_t begin = position;
           next_code_point(text, position);
-          out = runtime.string(text.substr(begin, position - begin), value.string().markup);
+          out = runtime.string(text.substr(begin, position - begin));  // plain, of escaped text, too
           return true;
         })
         .as<Iterator>();
