@@ -90,6 +90,8 @@ explain() {  # WHAT_FAILED
     die "$1: an earlier installation was interrupted; as root: dpkg --configure -a"
   elif grep -qi 'Could not resolve\|Temporary failure\|Could not connect\|Unable to connect\|unreachable\|NewConnectionError\|Failed to fetch' "$log"; then
     die "$1: no network (log: $log)"
+  elif grep -q 'No matching distribution found' "$log"; then
+    die "$1: no network, or no such package for $(python3 --version) (log: $log)"
   elif grep -qi 'Permission denied' "$log"; then
     die "$1: permission denied (log: $log)"
   fi
