@@ -78,9 +78,15 @@ need() {  # TIER...
   "${apt[@]}" "${install[@]:1}" </dev/null >>"$log" 2>&1 || explain "apt-get could not install them"
 }
 
+# Not every tool says so when a disk is full: cmake, for one, "could not load cache".
+disk_full() {
+  grep -qi 'No space left on device\|not have enough free space' "$log" ||
+    [[ $(df -Pk "$root/build" | awk 'NR == 2 { print $4 }') -lt 10000 ]]
+}
+
 # Ends with the log's cause in one line, if it is one that we know, or else with the log's last lines.
 explain() {  # WHAT_FAILED
-  if grep -qi 'No space left on device\|not have enough free space' "$log"; then
+  if disk_full; then
     die "$1: the disk is full"
   elif grep -qi 'fatal error: Killed\|virtual memory exhausted\|out of memory' "$log"; then
     die "$1: out of memory; try with fewer jobs: CMAKE_BUILD_PARALLEL_LEVEL=1 ./$me"
@@ -90,6 +96,8 @@ explain() {  # WHAT_FAILED
     die "$1: an earlier installation was interrupted; as root: dpkg --configure -a"
   elif grep -qi 'Could not resolve\|Temporary failure\|Could not connect\|Unable to connect\|unreachable\|NewConnectionError\|Failed to fetch' "$log"; then
     die "$1: no network (log: $log)"
+  elif grep -q 'No matching distribution found' "$log"; then
+    die "$1: no network, or no such package for $(python3 --version) (log: $log)"
   elif grep -qi 'Permission denied' "$log"; then
     die "$1: permission denied (log: $log)"
   fi
@@ -175,6 +183,10 @@ build_target() {  # TARGET [configure]
       configure && compile "$1" && break
     else
       compile "$1" && break
+    fi
+    if [[ -n $fresh ]] && disk_full; then
+      rm -rf "$build"  # its files may be cut short
+      die "the build failed: the disk is full"
     fi
     if [[ -n $fresh ]] || ! grep -q '^CMake Error\|^ninja: error:' "$log"; then explain "the build failed"; fi
     say "build/release is broken: starting it afresh"

@@ -23,7 +23,7 @@ new_machine() {
   cp "$source_root/run" "$tree"
   cp "$source_root/tools/deps.sh" "$tree/tools"
   local tool
-  for tool in bash env dirname sed grep tail head sort mkdir rm nproc cat touch chmod true; do
+  for tool in bash env dirname sed grep tail head sort mkdir rm nproc cat touch chmod true df awk; do
     ln -s "$(type -P $tool)" "$bin/$tool"
   done
   fake id 'echo 1000'
