@@ -154,17 +154,22 @@ int report(const CLI::App& app, const CLI::ParseError& error, const std::vector<
     for (const std::string& name : option->get_snames()) names.push_back("-" + name);
   }
   std::string message = error.what();
+  std::string word;  // the argument that nothing is called
   if (command == &app) {
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
       names.push_back(sub->get_name());
+    }
+    if (!arguments.empty()) word = arguments[0];
+  } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const std::vector<std::string> extras = command->remaining(true);
+    for (const std::string& argument : arguments) {
+      if (word.empty() && std::find(extras.begin(), extras.end(), argument) != extras.end()) word = argument;
+    }
   }
-  if (error.get_name() == "ExtrasError") {
-    std::vector<std::string> extras = command->remaining(true);
-    if (extras.empty()) extras = app.remaining(true);
-    if (extras.empty()) extras = arguments;
-    std::string word = extras.empty() ? "" : extras[0].substr(0, extras[0].find('='));
-    std::string hint = nearest(word, names);
-    message = "unknown argument '" + word + "'" + (hint.empty() ? "" : "; did you mean '" + hint + "'?");
+  if (!word.empty()) {
+    const std::string hint = nearest(word.substr(0, word.find('=')), names);
+    message =
+        fmt::format("unknown argument '{}'{}", word, hint.empty() ? "" : "; did you mean '" + hint + "'?");
   }
   std::replace(message.begin(), message.end(), '\n', ' ');
   log_error("{} (nibble {}--help shows what there is)", message,

@@ -25,6 +25,10 @@ class [[nodiscard]] Status {
   Status() = default;  // ok
   Status(ErrorCode code, std::string message) : code_(code), message_(std::move(message)) {
     NIBBLE_CHECK(code != ErrorCode::kOk);
+    // One line, also where it quotes a file or a template.
+    for (char& c : message_) {
+      if (c == '\n' || c == '\r') c = ' ';
+    }
   }
 
   bool ok() const { return code_ == ErrorCode::kOk; }
