@@ -160,7 +160,8 @@ int report(const CLI::App& app, const CLI::ParseError& error, const std::vector<
       names.push_back(sub->get_name());
     }
     if (!arguments.empty()) word = arguments[0];
-  } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+  } else {
+    // Looked at whatever CLI11 complains about first: a misspelt flag is why another one is "missing".
     const std::vector<std::string> extras = command->remaining(true);
     for (const std::string& argument : arguments) {
       if (word.empty() && std::find(extras.begin(), extras.end(), argument) != extras.end()) word = argument;

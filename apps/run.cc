@@ -35,6 +35,12 @@ extern "C" void on_interrupt(int) {
   g_interrupts = 1;
 }
 
+// Ends the text's last line before lines on stderr follow.
+void end_line() {
+  std::fputc('\n', stdout);
+  std::fflush(stdout);
+}
+
 // What one answer took.
 struct Timing {
   int64_t prompt_tokens = 0, new_tokens = 0;
@@ -66,8 +72,8 @@ class Runner {
     log_debug("seed {}", p.seed);
   }
 
-  // Streams the answer to stdout and returns it.
-  Result<std::string> answer(const std::string& prompt) {
+  // Streams the answer to stdout, after `shown_first`, and returns it.
+  Result<std::string> answer(const std::string& prompt, const std::string& shown_first = "") {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, engine_.tokenizer().encode(prompt));
     timing_ = {.prompt_tokens = static_cast<int64_t>(ids.size())};
     NIBBLE_ASSIGN_OR_RETURN(Scheduler::Id id, engine_.submit({.prompt = std::move(ids),
@@ -76,6 +82,7 @@ class Runner {
                                                               .ignore_eos = options_.ignore_eos}));
     TextOutput output(engine_.tokenizer(), options_.stop);
     std::string text;
+    std::fwrite(shown_first.data(), 1, shown_first.size(), stdout);
     auto show = [&](const std::string& piece) {
       text += piece;
       std::fwrite(piece.data(), 1, piece.size(), stdout);
@@ -137,16 +144,15 @@ nlohmann::ordered_json first_messages(const RunOptions& options) {
 
 Status run_once(Engine& engine, const RunOptions& options, const std::string& prompt) {
   Runner runner(engine, options);
-  std::string text = prompt;
-  if (!options.system.empty()) {
+  if (options.system.empty()) {
+    NIBBLE_RETURN_IF_ERROR(runner.answer(prompt, prompt).status());  // the text goes on from the prompt
+  } else {
     nlohmann::ordered_json messages = first_messages(options);
     messages.push_back(message("user", prompt));
-    NIBBLE_ASSIGN_OR_RETURN(text, engine.chat().render(messages, true));
-  } else {
-    std::fwrite(prompt.data(), 1, prompt.size(), stdout);  // the text goes on from the prompt
+    NIBBLE_ASSIGN_OR_RETURN(std::string text, engine.chat().render(messages, true));
+    NIBBLE_RETURN_IF_ERROR(runner.answer(text).status());
   }
-  NIBBLE_RETURN_IF_ERROR(runner.answer(text).status());
-  std::fputc('\n', stdout);
+  end_line();
   runner.log_timing();
   return {};
 }
@@ -192,7 +198,7 @@ Status chat(Engine& engine, const RunOptions& options) {
       messages.erase(messages.size() - 1);
       continue;
     }
-    std::fputc('\n', stdout);
+    end_line();
     runner.log_timing();
     messages.push_back(message("assistant", *answer));
   }
