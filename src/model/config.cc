@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <utility>
 
 #include "base/json.h"
 
@@ -95,7 +96,7 @@ bool Config::boolean(const std::string& key, std::optional<bool> otherwise) {
 
 std::string Config::text(const std::string& key, std::optional<std::string> otherwise) {
   const nlohmann::ordered_json* value = find(key, !otherwise);
-  if (value == nullptr) return otherwise.value_or("");
+  if (value == nullptr) return std::move(otherwise).value_or("");
   if (!value->is_string()) {
     fail(fmt::format("key {}: wanted a string", describe(key)));
     return "";
