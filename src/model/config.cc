@@ -41,6 +41,11 @@ bool Config::has(const std::string& key) const {
   return found != object_->end() && !found->is_null();
 }
 
+bool Config::is_null(const std::string& key) const {
+  auto found = object_->find(key);
+  return found != object_->end() && found->is_null();
+}
+
 const nlohmann::ordered_json* Config::find(const std::string& key, bool required) {
   shared_->read.insert(path(key));
   if (has(key)) return &*object_->find(key);
@@ -184,6 +189,7 @@ void Config::only(const std::string& key, std::initializer_list<nlohmann::ordere
     if (*value == allowed) return;
     names.push_back(short_dump(allowed));
   }
+  if (names.empty()) names.push_back("null");
   fail(fmt::format("key {} is not implemented; implemented: {}", describe(key), fmt::join(names, ", ")));
 }
 

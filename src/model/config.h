@@ -29,6 +29,8 @@ class Config {
 
   // A key that is absent or null is "not there".
   bool has(const std::string& key) const;
+  // It is there, as null.
+  bool is_null(const std::string& key) const;
 
   // Values in [low, high]; without a default the key must be there.
   int64_t integer(const std::string& key, int64_t low, int64_t high, std::optional<int64_t> otherwise = {});

@@ -3,7 +3,6 @@
 #include <array>
 
 #include "model/families/families.h"
-#include "model/limits.h"
 
 namespace nibble {
 namespace {
@@ -14,7 +13,12 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"laguna", laguna_spec},
+    Family{"deepseek_v3", deepseek_v3_spec}, Family{"glm4_moe", glm4_moe_spec},
+    Family{"glm5_next", glm5_next_spec},     Family{"gpt_oss", gpt_oss_spec},
+    Family{"laguna", laguna_spec},           Family{"llama", llama_spec},
+    Family{"minimax_m2", minimax_m2_spec},   Family{"mixtral", mixtral_spec},
+    Family{"olmoe", olmoe_spec},             Family{"qwen3", qwen3_spec},
+    Family{"qwen3_moe", qwen3_moe_spec},
 };
 
 Result<ModelSpec> spec_of(Config config) {
@@ -35,26 +39,6 @@ Result<ModelSpec> spec_of(Config config) {
 }
 
 }  // namespace
-
-ModelSpec read_common(Config& config) {
-  ModelSpec spec;
-  spec.width = config.integer("hidden_size", 1, limits::kWidth);
-  spec.vocab = config.integer("vocab_size", 1, limits::kVocab);
-  spec.layers.resize(static_cast<size_t>(config.integer("num_hidden_layers", 1, limits::kLayers)));
-  spec.max_positions = config.integer("max_position_embeddings", 1, limits::kPositions);
-  spec.norm_eps = static_cast<float>(config.number("rms_norm_eps", 0, 1));
-  spec.tied_head = config.boolean("tie_word_embeddings", false);
-  if (config.has("bos_token_id"))
-    spec.bos = static_cast<int32_t>(config.integer("bos_token_id", 0, spec.vocab - 1));
-  for (int64_t id : config.integer_or_list("eos_token_id", 0, spec.vocab - 1)) {
-    spec.eos.push_back(static_cast<int32_t>(id));
-  }
-  config.ignore({"architectures", "model_type", "bos_token_id", "pad_token_id", "dtype", "torch_dtype",
-                 "transformers_version", "use_cache", "initializer_range", "attention_dropout",
-                 "output_router_logits", "router_aux_loss_coef", "quantization_config", "auto_map",
-                 "_name_or_path"});
-  return spec;
-}
 
 Result<ModelSpec> load_spec(const FileSystem& files, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(Config config, Config::load(files, directory));

@@ -40,15 +40,16 @@ RouterSpec read_router(Config& config) {
 ModelSpec laguna_spec(Config config) {
   ModelSpec spec = read_common(config);
   spec.names.router_bias = "mlp.experts.e_score_correction_bias";
-  config.only("hidden_act", {"silu"});
+  spec.names.shared = "mlp.shared_expert.";
   config.only("attention_bias", {false});
   config.only("swa_attention_sink_enabled", {false});
   config.only("decoder_sparse_step", {1});
   config.ignore({"mlp_only_layers"});  // says again what mlp_layer_types says
   const int64_t layer_count = static_cast<int64_t>(spec.layers.size());
 
-  const int64_t heads = config.integer("num_attention_heads", 1, limits::kHeads);
-  std::vector<int64_t> layer_heads(spec.layers.size(), heads);
+  GqaSpec attention = read_gqa(config, spec);
+  attention.qk_norm = QkNorm::kHead;
+  std::vector<int64_t> layer_heads(spec.layers.size(), attention.heads);
   if (config.has("num_attention_heads_per_layer")) {
     layer_heads = config.integers("num_attention_heads_per_layer", layer_count, 1, limits::kHeads);
   }
@@ -59,9 +60,6 @@ ModelSpec laguna_spec(Config config) {
   if (config.has("mlp_layer_types")) mlp_types = config.texts("mlp_layer_types", layer_count);
   const bool any_sliding = std::count(layer_types.begin(), layer_types.end(), "sliding_attention") > 0;
 
-  AttentionSpec attention;
-  attention.head_dim = config.integer("head_dim", 2, limits::kHeadDim);
-  attention.kv_heads = config.integer("num_key_value_heads", 1, limits::kHeads);
   attention.output_gate = read_gating(config, layer_count);
   const int64_t window = any_sliding ? config.integer("sliding_window", 1, limits::kPositions) : 0;
   if (!any_sliding) config.ignore({"sliding_window"});
@@ -80,21 +78,20 @@ ModelSpec laguna_spec(Config config) {
 
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     LayerSpec& layer = spec.layers[i];
-    layer.attention = attention;
-    layer.attention.heads = layer_heads[i];
-    if (layer_heads[i] % attention.kv_heads != 0) {
-      config.fail(fmt::format("layer {}: {} query heads are no multiple of {} key/value heads", i,
-                              layer_heads[i], attention.kv_heads));
-    }
+    attention.heads = layer_heads[i];
+    attention.window = 0;
+    attention.rope = 0;
+    check_heads(config, attention, i);
     if (layer_types[i] == "sliding_attention") {
-      layer.attention.window = window;
-      layer.attention.rope = 1;
+      attention.window = window;
+      attention.rope = 1;
     } else if (layer_types[i] != "full_attention") {
       config.fail(
           fmt::format("key 'layer_types', entry {}: '{}' is not implemented; implemented: full_attention, "
                       "sliding_attention",
                       i, layer_types[i]));
     }
+    layer.mixer = attention;
     if (mlp_types[i] == "sparse") {
       layer.moe = moe;
     } else if (mlp_types[i] == "dense") {
