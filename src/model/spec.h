@@ -72,7 +72,7 @@ struct ModelSpec {
   int64_t max_positions = 0;
   float norm_eps = 0;
   bool tied_head = false;
-  Activation activation = Activation::kSilu;
+  ActivationSpec activation;
   std::vector<RopeSpec> ropes;
   std::vector<LayerSpec> layers;
   TensorNames names;
