@@ -26,6 +26,9 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
+// Which rows of a stacked tensor are one matrix's: gpt-oss keeps gate in the even rows, up in the odd ones.
+enum class RowSplit { kAll, kEven, kOdd };
+
 // Owns the files and what was read of them; views are valid as long as it lives. Not safe for concurrent use
 // while loading.
 class Checkpoint {
@@ -53,11 +56,26 @@ class Checkpoint {
   //   PREFIX.weight F32, F16 or BF16 [n, k]
   //   PREFIX.weight U8 [n, k/2] + weight_scale F8_E4M3 [n, k/16] + weight_scale_2 F32 scalar       ModelOpt
   //   PREFIX.weight_packed U8 [n, k/2] + weight_scale F8_E4M3 + weight_global_scale F32 [1], reciprocal
-  // Marks those and input_scale / input_global_scale as used. A NaN block scale, a weight_scale_2 that is
-  // negative or not finite, a weight_global_scale that is not finite and above 0, and k that is no multiple
-  // of 16 are errors; so are other 4-bit and 8-bit formats, by name. F32, F16 and BF16 matrices are not
-  // searched for NaN.
+  //   PREFIX.weight_packed U8 [n, k/2] + weight_scale U8 (e8m0) [n, k/32]                             MXFP4
+  //   PREFIX.weight_q4 U32 [n, k/32, 4] + weight_scale F16 [n, k/32]                                     q4
+  //   PREFIX.weight F8_E4M3 [n, k] + weight_scale F32 scalar                                            FP8
+  //   PREFIX.weight F8_E4M3 [n, k] + weight_scale_inv F32 [ceil(n/128), ceil(k/128)], multiplied  FP8 blocks
+  // Marks those and input_scale / input_global_scale as used. NaN and infinity among scales or FP8 codes, a
+  // tensor scale that is negative, a weight_global_scale that is not above 0, and k that is no multiple of
+  // the format's group are errors; so are other 4-bit and 8-bit formats, by name. F32, F16 and BF16 matrices
+  // are not searched for NaN.
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k);
+
+  // The experts' matrices [n, k] of a stacked parameter (gpt-oss):
+  //   NAME_blocks U8 [experts, n', k/32, 16] + NAME_scales U8 (e8m0) [experts, n', k/32]    MXFP4
+  //   NAME BF16, F16 or F32 [experts, k, n']                                                transposed
+  // kAll: n' = n; kEven and kOdd: n' = 2n, of which every second row (column, where transposed) is taken.
+  // What is split or transposed is copied into memory of the Checkpoint's; the rest are views.
+  Result<std::vector<Matrix>> stacked(const std::string& name, int64_t experts, int64_t n, int64_t k,
+                                      RowSplit split);
+  // Their biases NAME_bias [experts, n'] with the same split, as float32: [experts, n].
+  Result<std::vector<float>> stacked_bias(const std::string& name, int64_t experts, int64_t n,
+                                          RowSplit split);
 
   // Marks a tensor as known but not needed (kv scales, rotary caches).
   void ignore(const std::string& name);
@@ -81,7 +99,19 @@ class Checkpoint {
   Result<std::span<const std::byte>> bytes_of(Entry& entry);
   // F32 [] or [1], finite.
   Result<float> tensor_scale(const std::string& name);
+  // The tensors of one format each, for matrix() and stacked().
   Result<Matrix> nvfp4_matrix(const std::string& codes, const std::string& prefix, int64_t n, int64_t k);
+  Result<Matrix> fp8_matrix(const std::string& prefix, int64_t n, int64_t k);
+  // 4-bit codes of groups of 32 and their scales, under names and shapes that differ by writer.
+  Result<Matrix> group32_matrix(MatrixFormat format, const std::string& codes, DType codes_dtype,
+                                std::span<const int64_t> codes_shape, const std::string& scales,
+                                DType scales_dtype, int64_t n, int64_t k);
+  // "needs it": the scale tensor of a matrix that is there.
+  Status require(const std::string& scales, const std::string& codes) const;
+  Status check_group(MatrixFormat format, const std::string& name, int64_t k) const;
+  Status check_scales(const std::string& name, const TensorView& scales, int64_t columns) const;
+  // Memory that lives as long as this.
+  Result<std::byte*> own(int64_t bytes, const std::string& name);
 
   // "FILE: tensor 'NAME': ..."
   Status tensor_error(const std::string& name, const std::string& what) const;
@@ -92,6 +122,7 @@ class Checkpoint {
   std::string directory_;
   std::vector<std::unique_ptr<File>> files_;
   std::map<std::string, Entry> tensors_;
+  std::vector<std::unique_ptr<std::byte[]>> owned_;
 };
 
 }  // namespace nibble

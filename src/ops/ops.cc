@@ -11,11 +11,20 @@ bool same_shape(const Rows<A>& a, const Rows<B>& b) {
   return a.rows == b.rows && a.cols == b.cols;
 }
 
-bool is_matrix(const Matrix& m, int64_t n, int64_t k) { return !m.empty() && m.n == n && m.k == k; }
+bool is_matrix(const Matrix& m, int64_t n, int64_t k) {
+  const MatrixFormatInfo& info = matrix_format_info(m.format);
+  return !m.empty() && m.n == n && m.k == k && k % info.group == 0 &&
+         (m.scales != nullptr || info.scale_bytes == 0);
+}
+
+bool is_activation(const ActivationSpec& spec) {
+  return spec.kind == ActivationSpec::kSilu || spec.limit > 0;
+}
 
 void check_kv(const KvView& kv) {
   NIBBLE_CHECK(kv.keys != nullptr && kv.values != nullptr && kv.table != nullptr);
-  NIBBLE_CHECK(kv.page_tokens > 0 && kv.table_pages > 0 && kv.kv_heads > 0 && kv.head_dim > 0);
+  NIBBLE_CHECK(kv.page_tokens > 0 && kv.table_pages > 0 && kv.kv_heads > 0 && kv.head_dim > 0 &&
+               kv.value_dim >= 0);
 }
 
 }  // namespace
@@ -47,22 +56,24 @@ void Ops::rope_table(const int32_t* positions_T, std::span<const float> inv_freq
   do_rope_table(positions_T, inv_freq, factor, out);
 }
 
-void Ops::rope(Rows<float> x, int64_t head_dim, Rows<const float> table) {
+void Ops::rope(Rows<float> x, int64_t head_dim, Rows<const float> table, RopeStyle style, int64_t offset) {
   NIBBLE_CHECK(x.rows == table.rows && head_dim > 0 && x.cols % head_dim == 0);
-  NIBBLE_CHECK(table.cols % 2 == 0 && table.cols <= head_dim);
-  do_rope(x, head_dim, table);
+  NIBBLE_CHECK(table.cols % 2 == 0 && offset >= 0 && offset + table.cols <= head_dim);
+  do_rope(x, head_dim, table, style, offset);
 }
 
 void Ops::write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows, const KvView& kv) {
   check_kv(kv);
-  NIBBLE_CHECK(same_shape(k, v) && k.rows == rows.count && k.cols == kv.kv_heads * kv.head_dim);
+  NIBBLE_CHECK(k.rows == rows.count && k.cols == kv.kv_heads * kv.head_dim);
+  NIBBLE_CHECK(v.rows == rows.count && v.cols == kv.kv_heads * kv.value_width());
   do_write_kv(k, v, rows, kv);
 }
 
 void Ops::attend(const AttendArgs& args) {
   check_kv(args.kv);
-  NIBBLE_CHECK(same_shape(args.q, args.out) && args.q.rows == args.rows.count && args.window >= 0);
+  NIBBLE_CHECK(args.q.rows == args.out.rows && args.q.rows == args.rows.count && args.window >= 0);
   NIBBLE_CHECK(args.q.cols % (args.kv.head_dim * args.kv.kv_heads) == 0);
+  NIBBLE_CHECK(args.out.cols == args.q.cols / args.kv.head_dim * args.kv.value_width());
   do_attend(args);
 }
 
@@ -72,9 +83,10 @@ void Ops::gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim,
   do_gate_output(kind, gate, head_dim, x);
 }
 
-void Ops::activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out) {
-  NIBBLE_CHECK(same_shape(gate, up) && same_shape(gate, out));
-  do_activate(kind, gate, up, out);
+void Ops::activate(const ActivationSpec& spec, Rows<const float> gate, Rows<const float> up,
+                   Rows<float> out) {
+  NIBBLE_CHECK(same_shape(gate, up) && same_shape(gate, out) && is_activation(spec));
+  do_activate(spec, gate, up, out);
 }
 
 void Ops::add(Rows<const float> y, Rows<float> x) {
@@ -82,9 +94,17 @@ void Ops::add(Rows<const float> y, Rows<float> x) {
   do_add(y, x);
 }
 
+void Ops::add_bias(Rows<float> x, const float* bias) {
+  NIBBLE_CHECK(bias != nullptr);
+  do_add_bias(x, bias);
+}
+
 void Ops::route(const RouteArgs& args) {
   NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.logits.rows);
-  NIBBLE_CHECK(args.ids.cols > 0 && args.ids.cols <= args.logits.cols);
+  const RouterSpec& spec = args.spec;
+  NIBBLE_CHECK(spec.n_group > 0 && args.logits.cols % spec.n_group == 0);
+  NIBBLE_CHECK(spec.topk_group > 0 && spec.topk_group <= spec.n_group);
+  NIBBLE_CHECK(args.ids.cols > 0 && args.ids.cols <= args.logits.cols / spec.n_group * spec.topk_group);
   do_route(args);
 }
 
@@ -98,6 +118,10 @@ void Ops::expert_ffn(const ExpertFfnArgs& args) {
   NIBBLE_CHECK(s.gathered.rows >= routed_rows && s.gathered.cols == d && s.down.rows >= routed_rows &&
                s.down.cols == d);
   NIBBLE_CHECK(s.gate.rows >= routed_rows && s.gate.cols == i && s.up.rows >= routed_rows && s.up.cols == i);
+  NIBBLE_CHECK(is_activation(args.activation));
+  for (const ExpertWeights& w : args.experts) {
+    NIBBLE_CHECK(is_matrix(w.gate, i, d) && is_matrix(w.up, i, d) && is_matrix(w.down, d, i));
+  }
   do_expert_ffn(args);
 }
 
@@ -131,8 +155,11 @@ void Ops::do_expert_ffn(const ExpertFfnArgs& args) {
     Rows<float> up = args.scratch.up.slice(first, count), down = args.scratch.down.slice(first, count);
     linear(x, w.gate, gate);
     linear(x, w.up, up);
+    if (w.gate_bias != nullptr) add_bias(gate, w.gate_bias);
+    if (w.up_bias != nullptr) add_bias(up, w.up_bias);
     activate(args.activation, gate, up, gate);
     linear(gate, w.down, down);
+    if (w.down_bias != nullptr) add_bias(down, w.down_bias);
   }
   for (int64_t t = 0; t < args.out.rows; ++t) {
     float* out = args.out.row(t);

@@ -15,16 +15,12 @@
 #include <span>
 #include <string_view>
 
+#include "ops/activation.h"
 #include "ops/dims.h"
 #include "ops/memory.h"
 #include "quant/matrix.h"
 
 namespace nibble {
-
-// What joins the gate and up halves of a feed-forward layer.
-enum class Activation {
-  kSilu,  // silu(gate) * up
-};
 
 // An output gate of attention, computed from the layer's normed input.
 enum class OutputGate {
@@ -33,30 +29,46 @@ enum class OutputGate {
   kSoftplusElement,  // softplus(gate_T(H*K)), one factor an output
 };
 
+// Which pairs of a head's rotated elements RoPE turns.
+enum class RopeStyle {
+  kHalves,       // (i, i + rotary_dim/2), NeoX
+  kInterleaved,  // (2i, 2i + 1), GPT-J and DeepSeek
+};
+
 enum class RouterScore {
   kSigmoid,
-  kSqrtSoftplus,  // sqrt(softplus(x))
+  kSqrtSoftplus,   // sqrt(softplus(x))
+  kSoftmaxAll,     // softmax over all experts' logits
+  kSoftmaxChosen,  // chosen by logit; the weights are the softmax over the chosen logits
 };
 
 struct RouterSpec {
   RouterScore score = RouterScore::kSigmoid;
   float logit_softcap = 0;  // 0: none; else logit = cap * tanh(logit / cap) before scoring
-  bool renormalize = true;  // weights / sum of the chosen
+  bool renormalize = true;  // weights / sum of the chosen; kSoftmaxChosen has sum 1 and ignores it
   float renormalize_epsilon = 0;
-  float scale = 1;  // multiplies the weights at last
+  float scale = 1;              // multiplies the weights at last
+  bool bias_on_logits = false;  // bias_E belongs to the logits (before the softcap): it weighs as well
+  // Above 1, the E experts are n_group groups of E / n_group neighbours, and only those of the topk_group best
+  // groups can be chosen: by the sum of a group's two best keys (score + bias), equal sums: lower group first.
+  int64_t n_group = 1;
+  int64_t topk_group = 1;
 };
 
 // A view of one layer's keys or values in pages: the token at position p of the sequence in row m of the page
 // table lies in page table[m][(p / page_tokens) % table_pages], at [g][p % page_tokens][K]. A layer with a
-// window has a short table, which makes it a ring.
+// window has a short table, which makes it a ring. Values may be of another width than keys.
 struct KvView {
   float* keys = nullptr;    // [pages, G, page_tokens, K]
-  float* values = nullptr;  // the same
+  float* values = nullptr;  // the same, of value_width()
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t page_tokens = 0;
   int64_t table_pages = 0;         // columns of the page table
   const int32_t* table = nullptr;  // [sequence slots, table_pages]
+  int64_t value_dim = 0;           // 0: head_dim
+
+  int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
 };
 
 // Which token each row of the step is.
@@ -72,12 +84,14 @@ struct AttendArgs {
   RowsOfStep rows;
   int64_t window = 0;  // 0: all positions <= p; else those with p - i < window
   float scale = 1;     // on q . k
-  Rows<float> out;     // [T, H*K]
+  Rows<float> out;     // [T, H*K], or H * value_width()
+  // One learned logit a head that joins the softmax's denominator and has no value; null: none.
+  const float* sinks_H = nullptr;
 };
 
 struct RouteArgs {
   Rows<const float> logits;       // [T, E]
-  const float* bias_E = nullptr;  // added to the score for choosing only; null: none
+  const float* bias_E = nullptr;  // added to the score for choosing only (see bias_on_logits); null: none
   RouterSpec spec;
   Rows<int32_t> ids;    // [T, A] chosen experts, best first; equal scores: lower id first
   Rows<float> weights;  // [T, A]
@@ -87,6 +101,10 @@ struct ExpertWeights {
   Matrix gate;  // [I, D]
   Matrix up;    // [I, D]
   Matrix down;  // [D, I]
+  // Added to the products; null: none.
+  const float* gate_bias = nullptr;  // [I]
+  const float* up_bias = nullptr;    // [I]
+  const float* down_bias = nullptr;  // [D]
 };
 
 // Working memory of expert_ffn for R = T * A rows.
@@ -102,7 +120,7 @@ struct ExpertFfnArgs {
   Rows<const int32_t> ids;                 // [T, A], each in [0, E)
   Rows<const float> weights;               // [T, A]
   std::span<const ExpertWeights> experts;  // [E]
-  Activation activation = Activation::kSilu;
+  ActivationSpec activation;
   ExpertScratch scratch;
   Rows<float> out;  // [T, D], overwritten
 };
@@ -129,22 +147,25 @@ class Ops {
   void linear(Rows<const float> x, const Matrix& w, Rows<float> out);
   // cos and sin of position * inv_freq, times `factor`: [T, rotary_dim], the cosines then the sines.
   void rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor, Rows<float> out);
-  // Rotates the first rotary_dim elements of each head of x [T, heads * head_dim] in place, pairs
-  // (i, i + rotary_dim/2) (NeoX), with the rows of rope_table.
-  void rope(Rows<float> x, int64_t head_dim, Rows<const float> table);
-  // Puts k and v [T, G*K] where the page table says.
+  // Rotates the rotary_dim elements from `offset` of each head of x [T, heads * head_dim] in place, with the
+  // rows of rope_table.
+  void rope(Rows<float> x, int64_t head_dim, Rows<const float> table, RopeStyle style = RopeStyle::kHalves,
+            int64_t offset = 0);
+  // Puts k [T, G*K] and v [T, G * value_width()] where the page table says.
   void write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows, const KvView& kv);
-  // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i.
+  // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i (and the sink).
   void attend(const AttendArgs& args);
   // x[t, h, :] *= softplus(gate).
   void gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x);
   // out = activation(gate, up), elementwise. out may be gate.
-  void activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out);
+  void activate(const ActivationSpec& spec, Rows<const float> gate, Rows<const float> up, Rows<float> out);
   // x += y.
   void add(Rows<const float> y, Rows<float> x);
+  // x[t] += bias, for each row.
+  void add_bias(Rows<float> x, const float* bias);
   void route(const RouteArgs& args);
   // out[t] = sum over a of weights[t, a] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, a], added
-  // in the order of a.
+  // in the order of a. The experts' matrices may be of any formats.
   void expert_ffn(const ExpertFfnArgs& args);
 
  protected:
@@ -154,14 +175,16 @@ class Ops {
   virtual void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) = 0;
   virtual void do_rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
                              Rows<float> out) = 0;
-  virtual void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) = 0;
+  virtual void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table, RopeStyle style,
+                       int64_t offset) = 0;
   virtual void do_write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows,
                            const KvView& kv) = 0;
   virtual void do_attend(const AttendArgs& args) = 0;
   virtual void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) = 0;
-  virtual void do_activate(Activation kind, Rows<const float> gate, Rows<const float> up,
+  virtual void do_activate(const ActivationSpec& spec, Rows<const float> gate, Rows<const float> up,
                            Rows<float> out) = 0;
   virtual void do_add(Rows<const float> y, Rows<float> x) = 0;
+  virtual void do_add_bias(Rows<float> x, const float* bias) = 0;
   virtual void do_route(const RouteArgs& args) = 0;
   // Default: group rows by expert on the host, gather, three linears an expert, combine. REQUIRES that host
   // code can read the backend's memory.
