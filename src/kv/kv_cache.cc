@@ -1,7 +1,8 @@
 #include "kv/kv_cache.h"
 
 #include <algorithm>
-#include <array>
+#include <cstring>
+#include <initializer_list>
 
 #include "base/numbers.h"
 
@@ -64,45 +65,57 @@ Result<KvOptions> complete(KvOptions options) {
 
 }  // namespace
 
-Result<int64_t> KvCache::plan_bytes(const std::vector<KvLayerShape>& layers, const KvOptions& asked) {
+Result<int64_t> KvCache::plan_bytes(const std::vector<KvLayerShape>& layers, const std::vector<int64_t>& states,
+                                    const KvOptions& asked) {
   NIBBLE_ASSIGN_OR_RETURN(KvOptions options, complete(asked));
-  std::vector<Class> classes = make_classes(layers, options);
+  const std::vector<Class> classes = make_classes(layers, options);
   std::optional<int64_t> total = 0;
+  auto count = [&](std::initializer_list<int64_t> dims) {
+    std::optional<int64_t> elements = checked_product(std::span(dims.begin(), dims.size()));
+    std::optional<int64_t> bytes = elements ? checked_mul(*elements, sizeof(float)) : std::nullopt;
+    total = total && bytes ? checked_add(*total, *bytes) : std::nullopt;
+  };
   for (const KvLayerShape& shape : layers) {
     auto kv_class = std::find_if(classes.begin(), classes.end(),
                                  [&](const Class& c) { return c.window == shape.window; });
-    std::optional<int64_t> bytes =
-        checked_product(std::array<int64_t, 5>{kv_class->pool.pages(), options.page_tokens, shape.kv_heads,
-                                               shape.head_dim, 2 * static_cast<int64_t>(sizeof(float))});
-    total = bytes ? checked_add(*total, *bytes) : std::nullopt;
-    if (!total)
-      return user_error("KV cache: its size does not fit in 64 bits; ask for fewer sequences or tokens");
+    count({kv_class->pool.pages(), options.page_tokens, shape.kv_heads, shape.head_dim});
+    count({kv_class->pool.pages(), options.page_tokens, shape.kv_heads, shape.value_width()});
   }
+  for (int64_t elements : states) count({options.max_sequences, elements});
+  if (!total) return user_error("KV cache: its size does not fit in 64 bits; ask for fewer sequences or tokens");
   return *total;
 }
 
 Result<KvCache> KvCache::create(Memory& memory, const std::vector<KvLayerShape>& layers,
-                                const KvOptions& asked) {
+                                const std::vector<int64_t>& states, const KvOptions& asked) {
   KvCache cache;
   NIBBLE_ASSIGN_OR_RETURN(cache.options_, complete(asked));
-  NIBBLE_RETURN_IF_ERROR(plan_bytes(layers, asked).status());
+  NIBBLE_RETURN_IF_ERROR(plan_bytes(layers, states, asked).status());
   cache.classes_ = make_classes(layers, cache.options_);
   cache.sequences_.resize(static_cast<size_t>(cache.options_.max_sequences));
   for (Class& kv_class : cache.classes_) {
     NIBBLE_ASSIGN_OR_RETURN(
         kv_class.device_table,
-        Buffer::allocate(memory, static_cast<int64_t>(kv_class.table.size() * sizeof(int32_t)),
-                         "KV page table"));
+        Buffer::allocate(memory, static_cast<int64_t>(kv_class.table.size() * sizeof(int32_t)), "KV page table"));
   }
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   for (const KvLayerShape& shape : layers) {
     Layer layer;
     layer.shape = shape;
     while (cache.classes_[layer.kv_class].window != shape.window) ++layer.kv_class;
-    int64_t bytes = cache.classes_[layer.kv_class].pool.pages() * cache.options_.page_tokens *
-                    shape.kv_heads * shape.head_dim * static_cast<int64_t>(sizeof(float));
-    NIBBLE_ASSIGN_OR_RETURN(layer.keys, Buffer::allocate(memory, bytes, "KV cache (keys)"));
-    NIBBLE_ASSIGN_OR_RETURN(layer.values, Buffer::allocate(memory, bytes, "KV cache (values)"));
+    const int64_t tokens =
+        cache.classes_[layer.kv_class].pool.pages() * cache.options_.page_tokens * shape.kv_heads;
+    NIBBLE_ASSIGN_OR_RETURN(layer.keys,
+                            Buffer::allocate(memory, tokens * shape.head_dim * kFloat, "KV cache (keys)"));
+    NIBBLE_ASSIGN_OR_RETURN(layer.values,
+                            Buffer::allocate(memory, tokens * shape.value_width() * kFloat, "KV cache (values)"));
     cache.layers_.push_back(std::move(layer));
+  }
+  for (int64_t elements : states) {
+    State state{.elements = elements, .buffer = {}};
+    NIBBLE_ASSIGN_OR_RETURN(state.buffer, Buffer::allocate(memory, cache.options_.max_sequences * elements * kFloat,
+                                                           "recurrent state"));
+    cache.states_.push_back(std::move(state));
   }
   return cache;
 }
@@ -115,6 +128,11 @@ Result<int32_t> KvCache::add_sequence() {
   for (size_t slot = 0; slot < sequences_.size(); ++slot) {
     if (sequences_[slot].used) continue;
     sequences_[slot] = {.used = true, .length = 0};
+    for (State& state : states_) {
+      const std::vector<float> zeros(static_cast<size_t>(state.elements), 0.0f);
+      state.buffer.memory().upload(state.buffer.as<float>() + static_cast<int64_t>(slot) * state.elements, zeros.data(),
+                                   state.elements * static_cast<int64_t>(sizeof(float)));
+    }
     return static_cast<int32_t>(slot);
   }
   return user_error("KV cache: all {} sequence slots are taken", sequences_.size());
@@ -172,6 +190,74 @@ void KvCache::take_pages(Class& kv_class, const Extension& e) {
                                         (to - from) * static_cast<int64_t>(sizeof(int32_t)));
 }
 
+template <class Visit>
+void KvCache::each_piece(int32_t slot, Visit visit) const {
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  for (const Layer& layer : layers_) {
+    const Class& kv_class = classes_[layer.kv_class];
+    const int64_t tokens = options_.page_tokens * layer.shape.kv_heads;
+    for (int64_t i = 0; i < pages_held(kv_class, length(slot)); ++i) {
+      const int64_t page = kv_class.table[static_cast<size_t>(slot * kv_class.table_pages + i)];
+      const int64_t key_elements = tokens * layer.shape.head_dim, value_elements = tokens * layer.shape.value_width();
+      visit(layer.keys.memory(), layer.keys.as<float>() + page * key_elements, key_elements * kFloat);
+      visit(layer.values.memory(), layer.values.as<float>() + page * value_elements, value_elements * kFloat);
+    }
+  }
+  for (const State& state : states_) {
+    visit(state.buffer.memory(), state.buffer.as<float>() + slot * state.elements, state.elements * kFloat);
+  }
+}
+
+std::vector<std::byte> KvCache::save(int32_t slot) const {
+  const int64_t tokens = length(slot);
+  std::vector<std::byte> saved(sizeof(tokens));
+  std::memcpy(saved.data(), &tokens, sizeof(tokens));
+  each_piece(slot, [&](Memory& memory, const float* address, int64_t bytes) {
+    saved.resize(saved.size() + static_cast<size_t>(bytes));
+    memory.download(saved.data() + saved.size() - bytes, address, bytes);
+  });
+  return saved;
+}
+
+Status KvCache::restore(int32_t slot, std::span<const std::byte> saved) {
+  NIBBLE_CHECK(sequences_[static_cast<size_t>(slot)].used && length(slot) == 0);
+  int64_t tokens = 0;
+  if (saved.size() < sizeof(tokens)) return user_error("saved sequence: wanted at least {} bytes, found {}", sizeof(tokens), saved.size());
+  std::memcpy(&tokens, saved.data(), sizeof(tokens));
+  NIBBLE_RETURN_IF_ERROR(grow(slot, tokens));
+  size_t wanted = sizeof(tokens);
+  each_piece(slot, [&](Memory&, const float*, int64_t bytes) { wanted += static_cast<size_t>(bytes); });
+  if (wanted != saved.size()) {
+    remove_sequence(slot);
+    sequences_[static_cast<size_t>(slot)].used = true;
+    return user_error("saved sequence of {} tokens: wanted {} bytes, found {}", tokens, wanted, saved.size());
+  }
+  const std::byte* next = saved.data() + sizeof(tokens);
+  each_piece(slot, [&](Memory& memory, float* address, int64_t bytes) {
+    memory.upload(address, next, bytes);
+    next += bytes;
+  });
+  return {};
+}
+
+Status KvCache::copy_sequence(int32_t from, int32_t to) { return restore(to, save(from)); }
+
+// extend() beyond one step's limit; all or nothing.
+Status KvCache::grow(int32_t slot, int64_t tokens) {
+  if (tokens < 0 || tokens > options_.max_tokens) {
+    return user_error("saved sequence: wanted at most {} tokens, found {}", options_.max_tokens, tokens);
+  }
+  while (length(slot) < tokens) {
+    const Extension extension{slot, std::min(options_.max_new_tokens, tokens - length(slot))};
+    if (Status status = extend(std::span(&extension, 1)); !status.ok()) {
+      remove_sequence(slot);
+      sequences_[static_cast<size_t>(slot)].used = true;
+      return status;
+    }
+  }
+  return {};
+}
+
 int64_t KvCache::length(int32_t slot) const { return sequences_[static_cast<size_t>(slot)].length; }
 
 KvView KvCache::view(size_t index) const {
@@ -183,7 +269,8 @@ KvView KvCache::view(size_t index) const {
           .head_dim = layer.shape.head_dim,
           .page_tokens = options_.page_tokens,
           .table_pages = kv_class.table_pages,
-          .table = kv_class.device_table.as<int32_t>()};
+          .table = kv_class.device_table.as<int32_t>(),
+          .value_dim = layer.shape.value_dim};
 }
 
 int64_t KvCache::free_tokens() const {
@@ -196,6 +283,7 @@ int64_t KvCache::free_tokens() const {
 int64_t KvCache::bytes() const {
   int64_t total = 0;
   for (const Layer& layer : layers_) total += layer.keys.bytes() + layer.values.bytes();
+  for (const State& state : states_) total += state.buffer.bytes();
   return total;
 }
 

@@ -6,6 +6,7 @@
 // class.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -20,7 +21,10 @@ namespace nibble {
 struct KvLayerShape {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t window = 0;  // 0: full attention
+  int64_t value_dim = 0;  // 0: head_dim
+  int64_t window = 0;     // 0: full attention
+
+  int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
 };
 
 struct KvOptions {
@@ -34,9 +38,11 @@ struct KvOptions {
 class KvCache {
  public:
   // What create() would allocate.
-  static Result<int64_t> plan_bytes(const std::vector<KvLayerShape>& layers, const KvOptions& options);
+  static Result<int64_t> plan_bytes(const std::vector<KvLayerShape>& layers, const std::vector<int64_t>& states,
+                                    const KvOptions& options);
+  // `states`: elements of float32 that each recurrent state has for a sequence.
   static Result<KvCache> create(Memory& memory, const std::vector<KvLayerShape>& layers,
-                                const KvOptions& options);
+                                const std::vector<int64_t>& states, const KvOptions& options);
 
   // A free slot for a new, empty sequence; an error when all are taken.
   Result<int32_t> add_sequence();
@@ -52,6 +58,16 @@ class KvCache {
   // Positions that the sequence has.
   int64_t length(int32_t slot) const;
 
+  // Makes `to`, an empty sequence, a copy of `from`: what it remembers, bit for bit. On error (out of pages)
+  // nothing changes.
+  Status copy_sequence(int32_t from, int32_t to);
+  // All that a sequence remembers, as bytes; restore() REQUIRES an empty sequence of a cache of the same shapes
+  // and options, and refuses other bytes.
+  std::vector<std::byte> save(int32_t slot) const;
+  Status restore(int32_t slot, std::span<const std::byte> saved);
+
+  // A recurrent state, [max_sequences, elements].
+  float* state(size_t index) const { return states_[index].buffer.as<float>(); }
   // The layer's pages as operations take them. Call after the step's extends.
   KvView view(size_t layer) const;
 
@@ -74,10 +90,18 @@ class KvCache {
     size_t kv_class = 0;
     Buffer keys, values;
   };
+  struct State {
+    int64_t elements = 0;
+    Buffer buffer;
+  };
   struct Sequence {
     bool used = false;
     int64_t length = 0;
   };
+  // Calls visit(address, bytes) for every piece of memory that holds something of the sequence, in a fixed order.
+  template <class Visit>
+  void each_piece(int32_t slot, Visit visit) const;
+  Status grow(int32_t slot, int64_t tokens);
   void take_pages(Class& kv_class, const Extension& extension);
   int64_t pages_held(const Class& kv_class, int64_t length) const;
   static std::vector<Class> make_classes(const std::vector<KvLayerShape>& layers, const KvOptions& options);
@@ -85,6 +109,7 @@ class KvCache {
   KvOptions options_;
   std::vector<Class> classes_;
   std::vector<Layer> layers_;
+  std::vector<State> states_;
   std::vector<Sequence> sequences_;
 };
 

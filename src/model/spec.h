@@ -101,13 +101,6 @@ struct LayerSpec {
   std::optional<MoeSpec> moe;  // there in a sparse layer
 };
 
-// Manifold-constrained hyper-connections: the residual is several streams (spec models.md 1).
-struct HyperSpec {
-  int64_t streams = 0;
-  int64_t sinkhorn_iterations = 0;
-  float eps = 0;
-};
-
 // Where the tensors are on disk. A name of a layer is `layers` + number + "." + name.
 struct TensorNames {
   std::string embedding = "model.embed_tokens";

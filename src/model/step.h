@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "kv/kv_cache.h"
 #include "model/activations.h"
@@ -18,6 +19,12 @@ struct Trace {
   std::function<void(size_t layer, Rows<const float> residual)> hidden;
   // The experts [T, A] that layer n chose.
   std::function<void(size_t layer, Rows<const int32_t> expert_ids)> experts;
+};
+
+// Where a layer keeps what it remembers: indices into the KV cache.
+struct LayerCache {
+  std::vector<size_t> kv;      // KvCache::view
+  std::vector<size_t> states;  // KvCache::state
 };
 
 struct Step {

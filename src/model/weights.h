@@ -1,9 +1,11 @@
 // The weights of a model, placed in a backend's memory, and their loading from a checkpoint.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "base/result.h"
@@ -14,17 +16,58 @@
 
 namespace nibble {
 
-struct AttentionWeights {
-  Matrix query, key, value, output;   // [H*K, D], [G*K, D], [G*K, D], [D, H*K]
-  Matrix output_gate;                 // [gate_width, D]; empty without a gate
-  const float* query_norm = nullptr;  // [K]
-  const float* key_norm = nullptr;    // [K]
+struct GqaWeights {
+  Matrix query, key, value, output;  // [H*K, D], [G*K, D], [G*K, D], [D, H*K]
+  Matrix output_gate;                // [gate_width, D]; empty without a gate
+  // Null where the model has none.
+  const float *query_bias = nullptr, *key_bias = nullptr, *value_bias = nullptr, *output_bias = nullptr;
+  const float *query_norm = nullptr, *key_norm = nullptr;
+  const float* sinks = nullptr;  // [H]
+};
+
+struct IndexerWeights {
+  Matrix query;         // [heads * dim, q_rank]
+  Matrix key;           // [dim, D]
+  Matrix gate;          // [dim, D]
+  Matrix head_weights;  // [heads, D]
+  const float *key_norm = nullptr, *key_norm_bias = nullptr;  // [dim]
+  const float* ape = nullptr;                                 // [pool, dim]
+};
+
+struct MlaWeights {
+  Matrix query_down;  // [q_rank, D]; empty where q_rank is 0
+  Matrix query_up;    // [H * (nope + rope), q_rank or D]
+  Matrix latent;      // [kv_rank + rope, D]
+  Matrix output;      // [D, H * value_dim]
+  std::vector<Matrix> key_absorb_H;  // [kv_rank, nope], the transpose of kv_b's key rows of a head
+  std::vector<Matrix> value_up_H;    // [value_dim, kv_rank]
+  const float *query_norm = nullptr, *latent_norm = nullptr;
+  IndexerWeights indexer;
+};
+
+struct KdaWeights {
+  Matrix query, key, value, output;  // [H*K, D], output [D, H*K]
+  Matrix decay_down, decay_up;       // [K, D], [H*K, K]
+  Matrix gate_down, gate_up;         // the same
+  Matrix beta;                       // [H, D]
+  const float *query_conv = nullptr, *key_conv = nullptr, *value_conv = nullptr;  // [H*K, taps]
+  const float *dt_bias = nullptr, *a_log = nullptr, *output_norm = nullptr;       // [H*K], [H], [K]
+};
+
+using MixerWeights = std::variant<GqaWeights, MlaWeights, KdaWeights>;
+
+// Of one sublayer's hyper-connection.
+struct HyperWeights {
+  Matrix mix;                   // [2S + S*S, S*D]
+  const float* base = nullptr;  // [2S + S*S]
+  const float* scale = nullptr; // [3]
 };
 
 struct FfnWeights {
   ExpertWeights dense;                 // of a dense layer
   Matrix router;                       // [E, D]
   const float* router_bias = nullptr;  // [E], for choosing only; null: none on disk
+  const float* router_logit_bias = nullptr;  // [E], null: none
   std::vector<ExpertWeights> experts;  // [E]
   ExpertWeights shared;                // empty without a shared expert
 };
@@ -32,8 +75,9 @@ struct FfnWeights {
 struct LayerWeights {
   const float* input_norm = nullptr;  // [D]
   const float* ffn_norm = nullptr;    // [D]
-  AttentionWeights attention;
+  MixerWeights mixer;
   FfnWeights ffn;
+  HyperWeights mixer_hyper, ffn_hyper;
 };
 
 struct ModelWeights {
@@ -42,7 +86,9 @@ struct ModelWeights {
   const float* final_norm = nullptr;
   std::vector<LayerWeights> layers;
   std::vector<std::span<const float>> rope_inv_freq;  // one a ModelSpec::ropes
+  const float* ones = nullptr;                        // [residual width], the weight of a norm without one
   std::vector<Buffer> vectors;                        // what the float pointers point into
+  std::vector<std::vector<std::byte>> host_matrices;  // matrices made at load, as they were on the host
 };
 
 // Called after each layer with the bytes of the checkpoint that have been loaded so far.

@@ -17,7 +17,9 @@
 
 #include "ops/activation.h"
 #include "ops/dims.h"
+#include "ops/kv_view.h"
 #include "ops/memory.h"
+#include "ops/mixer_args.h"
 #include "quant/matrix.h"
 
 namespace nibble {
@@ -27,6 +29,7 @@ enum class OutputGate {
   kNone,
   kSoftplusHead,     // softplus(gate_TH), one factor for a head's K outputs
   kSoftplusElement,  // softplus(gate_T(H*K)), one factor an output
+  kSigmoidElement,   // sigmoid(gate_T(H*K))
 };
 
 // Which pairs of a head's rotated elements RoPE turns.
@@ -53,29 +56,6 @@ struct RouterSpec {
   // groups can be chosen: by the sum of a group's two best keys (score + bias), equal sums: lower group first.
   int64_t n_group = 1;
   int64_t topk_group = 1;
-};
-
-// A view of one layer's keys or values in pages: the token at position p of the sequence in row m of the page
-// table lies in page table[m][(p / page_tokens) % table_pages], at [g][p % page_tokens][K]. A layer with a
-// window has a short table, which makes it a ring. Values may be of another width than keys.
-struct KvView {
-  float* keys = nullptr;    // [pages, G, page_tokens, K]
-  float* values = nullptr;  // the same, of value_width()
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-  int64_t page_tokens = 0;
-  int64_t table_pages = 0;         // columns of the page table
-  const int32_t* table = nullptr;  // [sequence slots, table_pages]
-  int64_t value_dim = 0;           // 0: head_dim
-
-  int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
-};
-
-// Which token each row of the step is.
-struct RowsOfStep {
-  int64_t count = 0;
-  const int32_t* positions_T = nullptr;  // position in its sequence
-  const int32_t* slots_T = nullptr;      // its sequence's row in the page tables
 };
 
 struct AttendArgs {
@@ -155,7 +135,12 @@ class Ops {
   void write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows, const KvView& kv);
   // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i (and the sink).
   void attend(const AttendArgs& args);
-  // x[t, h, :] *= softplus(gate).
+  // attend over chosen positions alone; args.window is not used.
+  void attend_selected(const AttendArgs& args, const Selection& selection);
+  void index_select(const IndexSelectArgs& args);
+  void causal_conv(const CausalConvArgs& args);
+  void kda(const KdaArgs& args);
+  // x[t, h, :] *= softplus or sigmoid of the gate.
   void gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x);
   // out = activation(gate, up), elementwise. out may be gate.
   void activate(const ActivationSpec& spec, Rows<const float> gate, Rows<const float> up, Rows<float> out);
@@ -163,6 +148,20 @@ class Ops {
   void add(Rows<const float> y, Rows<float> x);
   // x[t] += bias, for each row.
   void add_bias(Rows<float> x, const float* bias);
+  // out = x; both may be columns of wider matrices.
+  void copy(Rows<const float> x, Rows<float> out);
+  // out = (x - mean) * rsqrt(variance + eps) * weight + bias, over each row. out may be x.
+  void layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps, Rows<float> out);
+  // linear for each head: head h of x (elements h * x_head .. of a row) times w_H[h] to head h of out.
+  void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out, int64_t out_head);
+  // From the mix [T, 2S + S*S] of a sublayer: pre [S], post [S], comb [S, S] (Sinkhorn-normalized) in place.
+  void hyper_weights(const HyperSpec& spec, const float* base, const float* scale, Rows<float> mix);
+  // out = sum_i pre_i * stream_i.
+  void hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix, Rows<float> out);
+  // stream_i = post_i * y + sum_j comb[j, i] * stream_j.
+  void hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix, Rows<float> streams);
+  // out = mean of the streams.
+  void hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
   void route(const RouteArgs& args);
   // out[t] = sum over a of weights[t, a] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, a], added
   // in the order of a. The experts' matrices may be of any formats.
@@ -186,6 +185,20 @@ class Ops {
   virtual void do_add(Rows<const float> y, Rows<float> x) = 0;
   virtual void do_add_bias(Rows<float> x, const float* bias) = 0;
   virtual void do_route(const RouteArgs& args) = 0;
+  // Defaults in plain loops (host_mixers.cc); REQUIRE that host code can read the backend's memory.
+  virtual void do_attend_selected(const AttendArgs& args, const Selection& selection);
+  virtual void do_index_select(const IndexSelectArgs& args);
+  virtual void do_causal_conv(const CausalConvArgs& args);
+  virtual void do_kda(const KdaArgs& args);
+  virtual void do_copy(Rows<const float> x, Rows<float> out);
+  virtual void do_layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps, Rows<float> out);
+  virtual void do_hyper_weights(const HyperSpec& spec, const float* base, const float* scale, Rows<float> mix);
+  virtual void do_hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix, Rows<float> out);
+  virtual void do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix, Rows<float> streams);
+  virtual void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
+  // Default: one linear a head.
+  virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
+                               int64_t out_head);
   // Default: group rows by expert on the host, gather, three linears an expert, combine. REQUIRES that host
   // code can read the backend's memory.
   virtual void do_expert_ffn(const ExpertFfnArgs& args);
