@@ -52,8 +52,9 @@ struct RouterSpec {
   float renormalize_epsilon = 0;
   float scale = 1;              // multiplies the weights at last
   bool bias_on_logits = false;  // bias_E belongs to the logits (before the softcap): it weighs as well
-  // Above 1, the E experts are n_group groups of E / n_group neighbours, and only those of the topk_group best
-  // groups can be chosen: by the sum of a group's two best keys (score + bias), equal sums: lower group first.
+  // Above 1, the E experts are n_group groups of E / n_group neighbours, and only those of the topk_group
+  // best groups can be chosen: by the sum of a group's two best keys (score + bias), equal sums: lower group
+  // first.
   int64_t n_group = 1;
   int64_t topk_group = 1;
 };

@@ -5,9 +5,11 @@
 //     o = o * exp(top - top') + sum p_i v_i;  l = l * exp(top - top') + sum p_i
 //   out = o / l
 //
+// A sink is where it starts: top = sink, l = exp(sink - top) = 1; without one top = -infinity, l = 0.
+//
 // The order follows from the positions alone, so pages, rings, chunks and other rows change no bit. A block
 // that does not raise the maximum multiplies by exp(0) = 1 exactly. Bytes: keys and values of the visible
-// positions once, 8 * head_dim a position. Limits: head_dim <= kMaxHeadDim, any multiple of 1.
+// positions once, 4 * (head_dim + value_dim) a position. Limits: both dims 1..kMaxHeadDim.
 
 constexpr int64_t kAttendBlock = 64;
 
@@ -26,6 +28,8 @@ inline void add_values(const float* const* v, const float* p, int64_t count, int
 
 void attend(const AttendTask& task) {
   const int64_t dim = task.head_dim, whole = dim / kLanes * kLanes, rest = dim - whole;
+  const int64_t width = task.value_dim, whole_value = width / kLanes * kLanes,
+                value_rest = width - whole_value;
   alignas(64) float q[kMaxHeadDim + kLanes];
   alignas(64) float o[kMaxHeadDim + kLanes];
   alignas(64) float p[kAttendBlock];
@@ -33,13 +37,11 @@ void attend(const AttendTask& task) {
   const float* values[kAttendBlock];
   for (int64_t c = 0; c < whole; c += kLanes) {
     store(q + c, load(task.q + c));
-    store(o + c, zero());
   }
-  if (rest > 0) {
-    store(q + whole, load_tail(task.q + whole, rest));
-    store(o + whole, zero());
-  }
-  float top = -__builtin_inff(), total = 0.0f;
+  if (rest > 0) store(q + whole, load_tail(task.q + whole, rest));
+  for (int64_t c = 0; c < width; c += kLanes) store(o + c, zero());
+  float top = task.sink != nullptr ? *task.sink : -__builtin_inff();
+  float total = task.sink != nullptr ? 1.0f : 0.0f;
   for (int64_t begin = task.first; begin <= task.last;) {
     const int64_t aligned_end = (begin / kAttendBlock + 1) * kAttendBlock;
     const int64_t end = aligned_end <= task.last ? aligned_end : task.last + 1;
@@ -49,9 +51,9 @@ void attend(const AttendTask& task) {
       const int64_t position = begin + i;
       const int64_t page = task.table[position / task.page_tokens % task.table_pages];
       const int64_t at =
-          ((page * task.kv_heads + task.kv_head) * task.page_tokens + position % task.page_tokens) * dim;
-      keys[i] = task.keys + at;
-      values[i] = task.values + at;
+          (page * task.kv_heads + task.kv_head) * task.page_tokens + position % task.page_tokens;
+      keys[i] = task.keys + at * dim;
+      values[i] = task.values + at * width;
       Vec dot = zero();
       for (int64_t c = 0; c < whole; c += kLanes) dot = fma(load(q + c), load(keys[i] + c), dot);
       if (rest > 0) dot = fma(load(q + whole), load_tail(keys[i] + whole, rest), dot);
@@ -72,17 +74,17 @@ void attend(const AttendTask& task) {
     total = total * keep_lanes[0] + sum(sums);
     top = block_top;
     int64_t c = 0;
-    for (; c + 4 * kLanes <= whole; c += 4 * kLanes) add_values<4>(values, p, count, c, keep, o);
-    for (; c < whole; c += kLanes) add_values<1>(values, p, count, c, keep, o);
-    if (rest > 0) {
-      Vec sums_of_rest = mul(load(o + whole), keep);
+    for (; c + 4 * kLanes <= whole_value; c += 4 * kLanes) add_values<4>(values, p, count, c, keep, o);
+    for (; c < whole_value; c += kLanes) add_values<1>(values, p, count, c, keep, o);
+    if (value_rest > 0) {
+      Vec sums_of_rest = mul(load(o + whole_value), keep);
       for (int64_t i = 0; i < count; ++i) {
-        sums_of_rest = fma(splat(p[i]), load_tail(values[i] + whole, rest), sums_of_rest);
+        sums_of_rest = fma(splat(p[i]), load_tail(values[i] + whole_value, value_rest), sums_of_rest);
       }
-      store(o + whole, sums_of_rest);
+      store(o + whole_value, sums_of_rest);
     }
     begin = end;
   }
   const Vec divisor = splat(total);
-  map(o, dim, task.out, [divisor](Vec a) { return div(a, divisor); });
+  map(o, width, task.out, [divisor](Vec a) { return div(a, divisor); });
 }

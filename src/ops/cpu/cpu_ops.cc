@@ -37,7 +37,8 @@ class CpuOps final : public Ops {
   }
 
   void do_gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) override {
-    for (int64_t t = 0; t < out.rows; ++t) std::copy_n(x.row(indices[static_cast<size_t>(t)]), x.cols, out.row(t));
+    for (int64_t t = 0; t < out.rows; ++t)
+      std::copy_n(x.row(indices[static_cast<size_t>(t)]), x.cols, out.row(t));
   }
 
   void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) override {
@@ -48,7 +49,7 @@ class CpuOps final : public Ops {
   void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
     if (x.rows == 0) return;
     const cpu::Weights weights = cpu::kernel_weights(w);
-    const cpu::PackedRows packed = cpu::pack_rows(pool_, kernels_, weights.format, x, packed_);
+    const cpu::PackedRows packed = cpu::pack_rows(pool_, kernels_, weights.packing, x, packed_);
     const int64_t each =
         cpu::weight_rows_per_task(w.n, w.n, matrix_bytes(w.format, 1, w.k), x.rows, pool_.threads());
     pool_.parallel_for(ceil_div(w.n, each), [&](int64_t task) {
@@ -63,32 +64,36 @@ class CpuOps final : public Ops {
              [&](int64_t t) { rope_table_row_on_host(positions_T[t], inv_freq, factor, out.row(t)); });
   }
 
-  void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) override {
+  void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table, RopeStyle style,
+               int64_t offset) override {
     const int64_t half = table.cols / 2;
+    auto rotate = style == RopeStyle::kHalves ? kernels_.rope : kernels_.rope_interleaved;
     for_each(pool_, x.rows, x.cols / 4, [&](int64_t t) {
-      for (int64_t at = 0; at < x.cols; at += head_dim) {
-        kernels_.rope(x.row(t) + at, table.row(t), table.row(t) + half, half);
+      for (int64_t at = offset; at < x.cols; at += head_dim) {
+        rotate(x.row(t) + at, table.row(t), table.row(t) + half, half);
       }
     });
   }
 
   void do_write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows,
                    const KvView& kv) override {
+    const int64_t width = kv.value_width();
     for_each(pool_, k.rows, k.cols / 4, [&](int64_t t) {
       const int64_t position = rows.positions_T[t];
       const int64_t page =
           kv.table[rows.slots_T[t] * kv.table_pages + position / kv.page_tokens % kv.table_pages];
       for (int64_t g = 0; g < kv.kv_heads; ++g) {
-        int64_t at = ((page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens) * kv.head_dim;
-        std::copy_n(k.row(t) + g * kv.head_dim, kv.head_dim, kv.keys + at);
-        std::copy_n(v.row(t) + g * kv.head_dim, kv.head_dim, kv.values + at);
+        const int64_t at = (page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens;
+        std::copy_n(k.row(t) + g * kv.head_dim, kv.head_dim, kv.keys + at * kv.head_dim);
+        std::copy_n(v.row(t) + g * width, width, kv.values + at * width);
       }
     });
   }
 
   void do_attend(const AttendArgs& args) override {
     const KvView& kv = args.kv;
-    NIBBLE_CHECK(kv.head_dim <= cpu::kMaxHeadDim);
+    const int64_t width = kv.value_width();
+    NIBBLE_CHECK(kv.head_dim <= cpu::kMaxHeadDim && width <= cpu::kMaxHeadDim);
     const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
     auto first_of = [&](int64_t t) {
       int64_t last = args.rows.positions_T[t];
@@ -96,13 +101,14 @@ class CpuOps final : public Ops {
     };
     int64_t positions = 0;
     for (int64_t t = 0; t < args.q.rows; ++t) positions += args.rows.positions_T[t] - first_of(t) + 1;
-    const int64_t head_ns = positions / std::max<int64_t>(1, args.q.rows) * (3 + kv.head_dim / 16);
+    const int64_t head_ns = positions / std::max<int64_t>(1, args.q.rows) * (3 + (kv.head_dim + width) / 32);
     for_each(pool_, args.q.rows * heads, head_ns, [&](int64_t task) {
       const int64_t t = task / heads, h = task % heads;
       kernels_.attend({args.q.row(t) + h * kv.head_dim, kv.keys, kv.values,
                        kv.table + args.rows.slots_T[t] * kv.table_pages, kv.table_pages, kv.page_tokens,
-                       kv.kv_heads, kv.head_dim, h / group, first_of(t), args.rows.positions_T[t], args.scale,
-                       args.out.row(t) + h * kv.head_dim});
+                       kv.kv_heads, kv.head_dim, width, h / group, first_of(t), args.rows.positions_T[t],
+                       args.scale, args.sinks_H != nullptr ? args.sinks_H + h : nullptr,
+                       args.out.row(t) + h * width});
     });
   }
 
@@ -124,14 +130,18 @@ class CpuOps final : public Ops {
     });
   }
 
-  void do_activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out) override {
-    NIBBLE_CHECK(kind == Activation::kSilu);
+  void do_activate(const ActivationSpec& spec, Rows<const float> gate, Rows<const float> up,
+                   Rows<float> out) override {
     for_each(pool_, gate.rows, gate.cols,
-             [&](int64_t t) { kernels_.silu_mul(gate.row(t), up.row(t), gate.cols, out.row(t)); });
+             [&](int64_t t) { kernels_.activate(spec, gate.row(t), up.row(t), gate.cols, out.row(t)); });
   }
 
   void do_add(Rows<const float> y, Rows<float> x) override {
     for_each(pool_, x.rows, x.cols / 8, [&](int64_t t) { kernels_.add(y.row(t), x.cols, x.row(t)); });
+  }
+
+  void do_add_bias(Rows<float> x, const float* bias) override {
+    for_each(pool_, x.rows, x.cols / 8, [&](int64_t t) { kernels_.add(bias, x.cols, x.row(t)); });
   }
 
   void do_route(const RouteArgs& args) override {

@@ -64,12 +64,11 @@ std::vector<ExpertTask> cut(const Groups& groups, int64_t n, int64_t row_bytes, 
 }  // namespace
 
 bool can_fuse(const ExpertFfnArgs& args) {
-  const ExpertWeights& one = args.experts[0];
-  return args.activation == Activation::kSilu && one.gate.format == one.up.format &&
-         std::all_of(args.experts.begin(), args.experts.end(), [&](const ExpertWeights& w) {
-           return w.gate.format == one.gate.format && w.up.format == one.up.format &&
-                  w.down.format == one.down.format;
-         });
+  auto packing = [](const Matrix& m) { return kernel_weights(m).packing; };
+  const Packing up = packing(args.experts[0].up), down = packing(args.experts[0].down);
+  return std::all_of(args.experts.begin(), args.experts.end(), [&](const ExpertWeights& w) {
+    return packing(w.gate) == up && packing(w.up) == up && packing(w.down) == down;
+  });
 }
 
 void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args,
@@ -80,10 +79,10 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
   const Groups groups = group(args.ids, experts);
   const Matrix& gate = args.experts[0].gate;
   const Matrix& down = args.experts[0].down;
-  const WeightFormat down_format = kernel_weights(down).format;
+  const Packing down_packing = kernel_weights(down).packing;
   auto expert = [&](int64_t e) -> const ExpertWeights& { return args.experts[static_cast<size_t>(e)]; };
 
-  const PackedRows x = pack_rows(pool, kernels, kernel_weights(gate).format, args.x, scratch.packed);
+  const PackedRows x = pack_rows(pool, kernels, kernel_weights(gate).packing, args.x, scratch.packed);
 
   // A row's last 128 places, some of which no column fills.
   const int64_t stride = round_up(width, kPackedColumns);
@@ -100,10 +99,13 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
     const ExpertWeights& w = expert(task.expert);
     kernels.gate_up({kernel_weights(w.gate),
                      kernel_weights(w.up),
+                     w.gate_bias,
+                     w.up_bias,
+                     args.activation,
                      {x.x, groups.token.data() + task.begin, task.rows, x.stride},
                      task.first,
                      task.last,
-                     down_format,
+                     down_packing,
                      activated + task.begin * stride,
                      stride});
   });
@@ -113,12 +115,16 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
       cut(groups, model, matrix_bytes(down.format, 1, down.k), pool.threads());
   pool.parallel_for(static_cast<int64_t>(down_tasks.size()), [&](int64_t i) {
     const ExpertTask& task = down_tasks[static_cast<size_t>(i)];
-    kernels.linear({kernel_weights(expert(task.expert).down),
+    const ExpertWeights& w = expert(task.expert);
+    kernels.linear({kernel_weights(w.down),
                     {activated + task.begin * stride, nullptr, task.rows, stride},
                     task.first,
                     task.last,
                     down_rows.row(task.begin),
                     down_rows.stride});
+    if (w.down_bias == nullptr) return;
+    for (int64_t r = task.begin; r < task.begin + task.rows; ++r)
+      kernels.add(w.down_bias + task.first, task.last - task.first, down_rows.row(r) + task.first);
   });
 
   for_each(pool, args.out.rows, chosen * model / 8, [&](int64_t t) {

@@ -22,8 +22,7 @@ struct ExpertFfnScratch {
   Scratch activated;  // [R, I], packed
 };
 
-// Whether all experts' matrices of a kind have one format, gate's and up's the same: one packing then serves
-// all of them.
+// Whether one packing serves all gate and up matrices, and one all down matrices, whatever their formats.
 bool can_fuse(const ExpertFfnArgs& args);
 
 // REQUIRES can_fuse(args).

@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "ops/activation.h"
+
 // Primitives and inner loops must be inlined, or their vectors pass through memory.
 #define NIBBLE_INLINE inline __attribute__((always_inline))
 
@@ -19,20 +21,27 @@ namespace nibble::cpu {
 inline constexpr int64_t kLanes = 16;
 
 // Packed rows: how `linear` wants its activations. A packed row is padded with zeros to a multiple of
-// kPackedColumns. For NVFP4 each 128 columns are transposed: column 8i + j of the 128 goes to place 16j + i,
-// because lane i of a vector holds 32 bits of codes, which are the columns 8i .. 8i+7 of a weight row, and
-// the j-th shift by 4 bits brings column 8i + j of all 16 lanes to the bottom at once.
+// kPackedColumns. For rows of nibbles each 128 columns are transposed: column 8i + j of the 128 goes to place
+// 16j + i, because lane i of a vector holds 32 bits of codes, which are the columns 8i .. 8i+7 of a weight
+// row, and the j-th shift by 4 bits brings column 8i + j of all 16 lanes to the bottom at once.
 inline constexpr int64_t kPackedColumns = 128;
+enum class Packing { kPlain, kNibbles };
 
-// The weight formats; MatrixFormat of quant/matrix.h without what that header includes.
-enum class WeightFormat { kF32, kF16, kBF16, kNvfp4 };
+// MatrixFormat of quant/matrix.h without what that header includes; kDecoded is any format without a kernel
+// of its own, whose rows become floats by `decode`.
+enum class WeightFormat { kF32, kF16, kBF16, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block, kDecoded };
 
+// NaN among scales and FP8 codes is refused at load: here e4m3 reads it as 480, e8m0 as infinity.
 struct Weights {
   WeightFormat format;
+  Packing packing;     // of the activations that it is multiplied with
   const void* codes;   // [n, k], row-major
-  const void* scales;  // NVFP4: e4m3 [n, k/16]; NaN codes are refused at load and read as 480 here
+  const void* scales;  // as MatrixFormat says
   int64_t n, k;
   float tensor_scale;  // on the finished sum
+  // kDecoded: MatrixFormatInfo's, of a format that has no scales apart from its codes.
+  int64_t group, group_bytes;
+  void (*decode)(const void* codes, const void* scales, int64_t count, float* out);
 };
 
 // Rows of packed activations: row r is at x + (index != null ? index[r] : r) * stride, 64-byte aligned.
@@ -52,41 +61,47 @@ struct LinearTask {
   int64_t out_stride;
 };
 
-// out[r] = silu(x[r] . gate[n]) * (x[r] . up[n]) for n in [first, last), each at its packed place for weights
-// of format `packed_for`; out rows are not padded by this.
+// out[r] = activation(x[r] . gate[n] + gate_bias[n], x[r] . up[n] + up_bias[n]) for n in [first, last), each
+// at its place in `packing`; out rows are not padded by this.
 struct GateUpTask {
-  Weights gate, up;  // of one packing
+  Weights gate, up;        // of one packing
+  const float* gate_bias;  // [n]; null: none
+  const float* up_bias;
+  ActivationSpec activation;
   PackedRows x;
   int64_t first, last;
-  WeightFormat packed_for;
+  Packing packing;
   float* out;
   int64_t out_stride;
 };
 
-// One head of one row: softmax(scale * q . k) v over the positions first..last.
+// One head of one row: softmax(scale * q . k) v over the positions first..last, and the sink.
 struct AttendTask {
   const float* q;  // [head_dim]
   const float* keys;
   const float* values;
   const int32_t* table;  // the sequence's row of the page table
-  int64_t table_pages, page_tokens, kv_heads, head_dim, kv_head;
+  int64_t table_pages, page_tokens, kv_heads, head_dim, value_dim, kv_head;
   int64_t first, last;
   float scale;
-  float* out;  // [head_dim]
+  const float* sink;  // its logit; null: none
+  float* out;         // [value_dim]
 };
 inline constexpr int64_t kMaxHeadDim = 1024;
 
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {
   const char* isa;
-  void (*pack)(WeightFormat format, const float* x, int64_t k, float* packed);
+  void (*pack)(Packing packing, const float* x, int64_t k, float* packed);
   void (*linear)(const LinearTask& task);
   void (*gate_up)(const GateUpTask& task);
   void (*attend)(const AttendTask& task);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   // Rotates pairs (i, i + half) of one head.
   void (*rope)(float* head, const float* cosines, const float* sines, int64_t half);
-  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  // Rotates pairs (2i, 2i + 1).
+  void (*rope_interleaved)(float* head, const float* cosines, const float* sines, int64_t half);
+  void (*activate)(const ActivationSpec& spec, const float* gate, const float* up, int64_t n, float* out);
   void (*add)(const float* y, int64_t n, float* x);                       // x += y
   void (*add_scaled)(const float* y, float weight, int64_t n, float* x);  // x += weight * y, two roundings
   void (*softplus)(const float* x, int64_t n, float* out);

@@ -4,11 +4,13 @@
 // (elementwise)
 #include "ops/cpu/rows.inc.h"
 // (matrices)
+#include "ops/cpu/weight_rows.inc.h"
+// (their products)
 #include "ops/cpu/linear.inc.h"
 // (attention)
 #include "ops/cpu/attend.inc.h"
 
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,      pack,      linear,     gate_up,        attend,   rms_norm,    rope,
-          silu_mul, add_array, add_scaled, softplus_array, multiply, multiply_by, exp_array};
+  return {isa,      pack,      linear,     gate_up,        attend,   rms_norm,    rope,     rope_interleaved,
+          activate, add_array, add_scaled, softplus_array, multiply, multiply_by, exp_array};
 }

@@ -1,130 +1,26 @@
 // linear: out[r][n] = tensor_scale[n's matrix] * sum over k of x[r][k] * w[n][k].
 //
-// Shapes: x packed rows (kernels.h), w [N, K] in F32, F16, BF16 (any K) or NVFP4 (K a multiple of 16).
+// Shapes: x packed rows (kernels.h), w [N, K] in any format of MatrixFormat, K a multiple of its group.
 // Order of the sum, the same for every number of rows, tile and path: lane i of one accumulator takes the
-// i-th of each 16 packed columns in turn, by FMA with the weight decoded exactly. NVFP4: of each 128 columns
-// lane i has 8 that share a block scale; their products with the e2m1 values are summed first, and the
-// accumulator takes that sum by FMA with the block scale. That is 9 multiplications for 8 columns, where
-// scaled weights would take 16 in decode. Then the lanes are added by the tree of sum(); then one product
-// with the tensor scale. Bytes: the weights once for each 128 rows (NVFP4: N*K*9/16), the activations once
-// for each 16 weight rows.
+// i-th of each 16 packed columns in turn, by FMA with the weight decoded exactly. Where a format keeps its
+// block scales apart (NVFP4, MXFP4, q4, FP8 in blocks): of each 128 columns lane i has 8 that share a block
+// scale; their products with the codes' values are summed first, and the accumulator takes that sum by FMA
+// with the block scale. That is 9 multiplications for 8 columns, where scaled weights would take 16 in
+// decode. Then the lanes are added by the tree of sum(); then one product with the tensor scale. Bytes: the
+// weights once for each 128 rows (NVFP4: N*K*9/16; MXFP4 N*K*17/32), the activations once for each 16 weight
+// rows.
 //
 // Two paths with the same bits:
 //   fused     up to kFusedRows rows: decode in registers, each weight serves all rows at once
 //   buffered  more rows: 16 weight rows x 1024 columns are decoded into 72 KB of floats (L2), and register
 //             tiles of kTileColumns x kTileRows run over them; a row tile's activations (24 KB) stay in L1
-//             for the 16 weight rows. Accumulators wait in memory between blocks of columns.
+//             for the 16 weight rows. Accumulators wait in memory between blocks of columns. kDecoded goes
+//             this way for any number of rows.
 
 constexpr int64_t kBlockColumns = 16;  // weight rows of a block, that is columns of out
 constexpr int64_t kBlockRows = 128;    // activation rows of a block: accumulators 128 x 16 x 64 B = 128 KB
 constexpr int64_t kBlockDepth = 1024;  // packed columns of a block
-constexpr int64_t kBufferedRow = kBlockDepth / 8 * 9;  // floats of a decoded row, NVFP4's scales included
-
-// A weight row as a source of vectors: chunk(c) loads what belongs to kVecs vectors, next() decodes them one
-// after the other. Chunk c is the packed columns [c * kVecs * 16, (c + 1) * kVecs * 16). Where kScaled, a
-// chunk has a vector of scales too.
-
-// A row as decode() writes it: kVecs_ vectors of values and, where kScaled_, one of their scales, and so on.
-template <int kVecs_, bool kScaled_>
-struct BufferedRow {
-  static constexpr int kVecs = kVecs_;
-  static constexpr bool kScaled = kScaled_;
-  struct Chunk {
-    const float* values;
-    Vec scales;  // where kScaled
-  };
-  const float* row;
-  BufferedRow() = default;
-  explicit BufferedRow(const float* row_) : row(row_) {}
-  Chunk chunk(int64_t c) const {
-    const float* at = row + c * (kVecs + (kScaled ? 1 : 0)) * kLanes;
-    return {at, kScaled ? load(at + kVecs * kLanes) : zero()};
-  }
-  Chunk tail(int64_t c, int64_t /*columns*/) const { return chunk(c); }  // padded
-  void prefetch(int64_t /*c*/) const {}
-  static Vec next(Chunk& chunk) {
-    Vec value = load(chunk.values);
-    chunk.values += kLanes;
-    return value;
-  }
-};
-
-struct F32Row {
-  static constexpr int kVecs = 1;
-  static constexpr bool kScaled = false;
-  using Buffered = BufferedRow<1, false>;
-  using Chunk = Vec;
-  const float* codes;
-  F32Row() = default;
-  F32Row(const Weights& w, int64_t n) : codes(static_cast<const float*>(w.codes) + n * w.k) {}
-  Chunk chunk(int64_t c) const { return load(codes + c * kLanes); }
-  Chunk tail(int64_t c, int64_t columns) const { return load_tail(codes + c * kLanes, columns); }
-  void prefetch(int64_t /*c*/) const {}
-  static Vec next(Chunk& chunk) { return chunk; }
-};
-
-template <Vec (*kLoad)(const uint16_t*)>
-struct HalfRow {
-  static constexpr int kVecs = 1;
-  static constexpr bool kScaled = false;
-  using Buffered = BufferedRow<1, false>;
-  using Chunk = Vec;
-  const uint16_t* codes;
-  HalfRow() = default;
-  HalfRow(const Weights& w, int64_t n) : codes(static_cast<const uint16_t*>(w.codes) + n * w.k) {}
-  Chunk chunk(int64_t c) const { return kLoad(codes + c * kLanes); }
-  Chunk tail(int64_t c, int64_t columns) const {
-    uint16_t padded[kLanes] = {};
-    __builtin_memcpy(padded, codes + c * kLanes, static_cast<uint64_t>(columns) * sizeof(uint16_t));
-    return kLoad(padded);
-  }
-  void prefetch(int64_t /*c*/) const {}
-  static Vec next(Chunk& chunk) { return chunk; }
-};
-
-struct Nvfp4Row {
-  static constexpr int kVecs = 8;
-  static constexpr bool kScaled = true;
-  using Buffered = BufferedRow<8, true>;
-  struct Chunk {
-    Ints codes;
-    Vec scales;
-  };
-  const uint8_t* codes;
-  const uint8_t* scales;
-  int64_t codes_ahead, scales_ahead;
-  Nvfp4Row() = default;
-  Nvfp4Row(const Weights& w, int64_t n)
-      : codes(static_cast<const uint8_t*>(w.codes) + n * (w.k / 2)),
-        scales(static_cast<const uint8_t*>(w.scales) + n * (w.k / 16)),
-        codes_ahead(kTileColumns * (w.k / 2)),
-        scales_ahead(kTileColumns * (w.k / 16)) {}
-  // e4m3 to float: the 7 bits in place under float's exponent are 2^-120 of the value, subnormals included.
-  static Vec e4m3(Ints code) {
-    return mul(from_bits(bit_and(shift_left<20>(code), splat_int(static_cast<int32_t>(0x87F00000u)))),
-               splat(0x1p120f));
-  }
-  Chunk chunk(int64_t c) const {
-    return {load_codes(codes + c * 64), e4m3(load_scale_codes(scales + c * 8))};
-  }
-  Chunk tail(int64_t c, int64_t columns) const {
-    uint8_t padded_codes[64] = {}, padded_scales[8] = {};
-    __builtin_memcpy(padded_codes, codes + c * 64, static_cast<uint64_t>(columns / 2));
-    __builtin_memcpy(padded_scales, scales + c * 8, static_cast<uint64_t>(columns / 16));
-    return {load_codes(padded_codes), e4m3(load_scale_codes(padded_scales))};
-  }
-  // The same place of the row that comes kTileColumns later, which the next tile reads. Rows are too short
-  // for the hardware's prefetchers, which start again for each. Past the matrix it is a hint without effect.
-  void prefetch(int64_t c) const {
-    __builtin_prefetch(codes + codes_ahead + c * 64);
-    __builtin_prefetch(scales + scales_ahead + c * 8);
-  }
-  static Vec next(Chunk& chunk) {
-    Vec value = e2m1(chunk.codes);
-    chunk.codes = shift_right<4>(chunk.codes);
-    return value;
-  }
-};
+constexpr int64_t kBufferedRow = kBlockDepth / 8 * 9;  // floats of a decoded row, block scales included
 
 // Adds one chunk of M activation rows x N weight rows to the accumulators.
 template <class Row, int M, int N>
@@ -221,6 +117,9 @@ void fused(const Block& block) {
 
 // The packed columns [begin, end) of one weight row, as Row::Buffered reads them; begin is a multiple of a
 // chunk, and where end is not, the rest of the chunk is written as zeros.
+inline void decode(const DecodedRow& row, int64_t begin, int64_t end, float* out) {
+  row.decode(begin, end, out);
+}
 template <class Row>
 void decode(const Row& row, int64_t begin, int64_t end, float* out) {
   constexpr int64_t kChunk = Row::kVecs * kLanes;
@@ -299,29 +198,41 @@ void buffered(const Block& block) {
 template <class Row>
 void linear_block_of(const Block& block) {
   static_assert(kFusedRows <= 4);
-  if (block.rows > kFusedRows) return buffered<Row>(block);
-  if (block.rows == 1) return fused<Row, 1>(block);
-  if constexpr (kFusedRows >= 2) {
-    if (block.rows == 2) return fused<Row, 2>(block);
-  }
-  if constexpr (kFusedRows >= 3) {
-    if (block.rows == 3) return fused<Row, 3>(block);
-  }
-  if constexpr (kFusedRows >= 4) {
-    if (block.rows == 4) return fused<Row, 4>(block);
+  if (block.rows > kFusedRows || !Row::kFuses) return buffered<Row>(block);
+  if constexpr (Row::kFuses) {
+    if (block.rows == 1) return fused<Row, 1>(block);
+    if constexpr (kFusedRows >= 2) {
+      if (block.rows == 2) return fused<Row, 2>(block);
+    }
+    if constexpr (kFusedRows >= 3) {
+      if (block.rows == 3) return fused<Row, 3>(block);
+    }
+    if constexpr (kFusedRows >= 4) {
+      if (block.rows == 4) return fused<Row, 4>(block);
+    }
   }
 }
 
 void linear_block(const Block& block) {
   switch (block.w.format) {
     case WeightFormat::kF32:
-      return linear_block_of<F32Row>(block);
+      return linear_block_of<ElementRow<F32>>(block);
     case WeightFormat::kF16:
-      return linear_block_of<HalfRow<load_f16>>(block);
+      return linear_block_of<ElementRow<F16>>(block);
     case WeightFormat::kBF16:
-      return linear_block_of<HalfRow<load_bf16>>(block);
+      return linear_block_of<ElementRow<BF16>>(block);
+    case WeightFormat::kF8E4M3:
+      return linear_block_of<ElementRow<E4M3>>(block);
     case WeightFormat::kNvfp4:
-      return linear_block_of<Nvfp4Row>(block);
+      return linear_block_of<NibbleRow<Nvfp4>>(block);
+    case WeightFormat::kMxfp4:
+      return linear_block_of<NibbleRow<Mxfp4>>(block);
+    case WeightFormat::kQ4:
+      return linear_block_of<NibbleRow<Q4>>(block);
+    case WeightFormat::kFp8Block:
+      return linear_block_of<Fp8BlockRow>(block);
+    case WeightFormat::kDecoded:
+      return linear_block_of<DecodedRow>(block);
   }
 }
 
@@ -336,14 +247,14 @@ void linear(const LinearTask& task) {
 }
 
 // Where column k of a row lies in its packed form.
-inline int64_t packed_place(WeightFormat format, int64_t k) {
-  if (format != WeightFormat::kNvfp4) return k;
+inline int64_t packed_place(Packing packing, int64_t k) {
+  if (packing == Packing::kPlain) return k;
   return k / 128 * 128 + k % 8 * 16 + k % 128 / 8;
 }
 
-void pack(WeightFormat format, const float* x, int64_t k, float* packed) {
+void pack(Packing packing, const float* x, int64_t k, float* packed) {
   const int64_t padded = (k + kPackedColumns - 1) / kPackedColumns * kPackedColumns;
-  if (format != WeightFormat::kNvfp4) {
+  if (packing == Packing::kPlain) {
     __builtin_memcpy(packed, x, static_cast<uint64_t>(k) * sizeof(float));
     for (int64_t i = k; i < padded; ++i) packed[i] = 0.0f;
     return;
@@ -369,9 +280,12 @@ void gate_up(const GateUpTask& task) {
       linear_block({task.up, task.x, n, columns, r, rows, up, kBlockColumns});
       for (int64_t row = 0; row < rows; ++row) {
         float* joined = gate + row * kBlockColumns;
-        silu_mul(joined, up + row * kBlockColumns, columns, joined);
+        float* other = up + row * kBlockColumns;
+        if (task.gate_bias != nullptr) add_array(task.gate_bias + n, columns, joined);
+        if (task.up_bias != nullptr) add_array(task.up_bias + n, columns, other);
+        activate(task.activation, joined, other, columns, joined);
         float* out = task.out + (r + row) * task.out_stride;
-        for (int64_t i = 0; i < columns; ++i) out[packed_place(task.packed_for, n + i)] = joined[i];
+        for (int64_t i = 0; i < columns; ++i) out[packed_place(task.packing, n + i)] = joined[i];
       }
     }
   }

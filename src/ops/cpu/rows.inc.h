@@ -20,8 +20,23 @@ void exp_array(const float* x, int64_t n, float* out) {
 void softplus_array(const float* x, int64_t n, float* out) {
   map(x, n, out, [](Vec a) { return softplus(a); });
 }
-void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
-  map(gate, up, n, out, [](Vec g, Vec u) { return silu_mul(g, u); });
+// ActivationSpec says the formulas.
+void activate(const ActivationSpec& spec, const float* gate, const float* up, int64_t n, float* out) {
+  const float limit = spec.limit;
+  switch (spec.kind) {
+    case ActivationSpec::kSilu:
+      return map(gate, up, n, out, [](Vec g, Vec u) { return sigmoid_mul(g, g, u); });
+    case ActivationSpec::kSiluClamped:
+      return map(gate, up, n, out, [limit](Vec g, Vec u) {
+        g = at_most(limit, g);
+        return sigmoid_mul(g, g, at_most(limit, at_least(-limit, u)));
+      });
+    case ActivationSpec::kGptOss:
+      return map(gate, up, n, out, [limit, alpha = splat(spec.alpha)](Vec g, Vec u) {
+        g = at_most(limit, g);
+        return sigmoid_mul(g, mul(alpha, g), add(at_most(limit, at_least(-limit, u)), splat(1.0f)));
+      });
+  }
 }
 void add_array(const float* y, int64_t n, float* x) {
   map(x, y, n, x, [](Vec a, Vec b) { return add(a, b); });
@@ -59,5 +74,14 @@ void rope(float* head, const float* cosines, const float* sines, int64_t half) {
     const Vec a = get(head + i), b = get(head + half + i), c = get(cosines + i), s = get(sines + i);
     put(head + i, sub(mul(a, c), mul(b, s)));
     put(head + half + i, add(mul(b, c), mul(a, s)));
+  }
+}
+
+// The same for pairs of neighbours. In scalar code: a head is a few dozen elements, once a layer.
+void rope_interleaved(float* head, const float* cosines, const float* sines, int64_t half) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = head[2 * i], b = head[2 * i + 1];
+    head[2 * i] = a * cosines[i] - b * sines[i];
+    head[2 * i + 1] = b * cosines[i] + a * sines[i];
   }
 }

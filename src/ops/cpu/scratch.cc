@@ -1,35 +1,51 @@
 #include "ops/cpu/scratch.h"
 
+#include <array>
+
 namespace nibble::cpu {
 namespace {
 
-WeightFormat kernel_format(MatrixFormat format) {
-  switch (format) {
-    case MatrixFormat::kF32:
-      return WeightFormat::kF32;
-    case MatrixFormat::kF16:
-      return WeightFormat::kF16;
-    case MatrixFormat::kBF16:
-      return WeightFormat::kBF16;
-    case MatrixFormat::kNvfp4:
-      return WeightFormat::kNvfp4;
+// The formats that have kernels of their own.
+struct KernelFormat {
+  MatrixFormat format;
+  WeightFormat kernels;
+  Packing packing;
+};
+using enum MatrixFormat;
+constexpr std::array kKernelFormats = {
+    KernelFormat{kF32, WeightFormat::kF32, Packing::kPlain},
+    KernelFormat{kF16, WeightFormat::kF16, Packing::kPlain},
+    KernelFormat{kBF16, WeightFormat::kBF16, Packing::kPlain},
+    KernelFormat{kNvfp4, WeightFormat::kNvfp4, Packing::kNibbles},
+    KernelFormat{kMxfp4, WeightFormat::kMxfp4, Packing::kNibbles},
+    KernelFormat{kQ4, WeightFormat::kQ4, Packing::kNibbles},
+    KernelFormat{kF8E4M3, WeightFormat::kF8E4M3, Packing::kPlain},
+    KernelFormat{kFp8Block, WeightFormat::kFp8Block, Packing::kPlain},
+};
+
+KernelFormat kernel_format(MatrixFormat format) {
+  for (const KernelFormat& row : kKernelFormats) {
+    if (row.format == format) return row;
   }
-  NIBBLE_CHECK(false);
+  NIBBLE_CHECK(matrix_format_info(format).scale_bytes == 0);
+  return {format, WeightFormat::kDecoded, Packing::kPlain};
 }
 
 }  // namespace
 
 Weights kernel_weights(const Matrix& matrix) {
-  NIBBLE_CHECK(matrix.format != MatrixFormat::kNvfp4 || (matrix.scales != nullptr && matrix.k % 16 == 0));
-  return {kernel_format(matrix.format), matrix.codes, matrix.scales, matrix.n, matrix.k, matrix.tensor_scale};
+  const KernelFormat format = kernel_format(matrix.format);
+  const MatrixFormatInfo& info = matrix_format_info(matrix.format);
+  return {format.kernels, format.packing,      matrix.codes, matrix.scales,    matrix.n,
+          matrix.k,       matrix.tensor_scale, info.group,   info.group_bytes, info.decode};
 }
 
-PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, WeightFormat format, Rows<const float> x,
+PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, Packing packing, Rows<const float> x,
                      Scratch& scratch) {
   const int64_t stride = round_up(x.cols, kPackedColumns);
   float* packed = scratch.reserve(x.rows * stride);
   for_each(pool, x.rows, x.cols / 2,
-           [&](int64_t t) { kernels.pack(format, x.row(t), x.cols, packed + t * stride); });
+           [&](int64_t t) { kernels.pack(packing, x.row(t), x.cols, packed + t * stride); });
   return {packed, nullptr, x.rows, stride};
 }
 

@@ -49,8 +49,8 @@ void for_each(ThreadPool& pool, int64_t count, int64_t item_ns, const Body& body
 // The kernels' view of a matrix.
 Weights kernel_weights(const Matrix& matrix);
 
-// All rows of x, packed for weights of `format` into `scratch`.
-PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, WeightFormat format, Rows<const float> x,
+// All rows of x, packed into `scratch`.
+PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, Packing packing, Rows<const float> x,
                      Scratch& scratch);
 
 }  // namespace nibble::cpu

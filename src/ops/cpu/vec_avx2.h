@@ -103,3 +103,26 @@ NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
   __m128i pairs = _mm_unpacklo_epi8(eight, eight);
   return {_mm256_cvtepi8_epi32(pairs), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(pairs, pairs))};
 }
+
+NIBBLE_INLINE Vec int4(Ints codes) {
+  Ints sign_extended = shift_right<28>(shift_left<28>(codes));
+  return {_mm256_cvtepi32_ps(sign_extended.low), _mm256_cvtepi32_ps(sign_extended.high)};
+}
+NIBBLE_INLINE Ints load_bytes(const uint8_t* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+// Lanes 0 and 1 of four, each four times, and lanes 2 and 3.
+NIBBLE_INLINE Vec spread_quads(__m128 four) {
+  const __m256 eight = _mm256_castps128_ps256(four);
+  return {_mm256_permutevar8x32_ps(eight, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)),
+          _mm256_permutevar8x32_ps(eight, _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3))};
+}
+NIBBLE_INLINE Ints load_byte_quads(const uint8_t* p) {
+  int32_t four = 0;
+  __builtin_memcpy(&four, p, sizeof(four));
+  return bits(spread_quads(_mm_castsi128_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)))));
+}
+NIBBLE_INLINE Vec load_f16_quads(const uint8_t* p) {
+  return spread_quads(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}

@@ -68,3 +68,24 @@ NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
   __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi8_epi32(_mm_unpacklo_epi8(eight, eight));
 }
+
+NIBBLE_INLINE Vec int4(Ints codes) {
+  const Vec table = _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, -8.0f, -7.0f, -6.0f, -5.0f,
+                                   -4.0f, -3.0f, -2.0f, -1.0f);
+  return _mm512_permutexvar_ps(codes, table);
+}
+NIBBLE_INLINE Ints load_bytes(const uint8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+NIBBLE_INLINE Vec spread_quads(__m128 four) {
+  const Ints lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return _mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(four));
+}
+NIBBLE_INLINE Ints load_byte_quads(const uint8_t* p) {
+  int32_t four = 0;
+  __builtin_memcpy(&four, p, sizeof(four));
+  return bits(spread_quads(_mm_castsi128_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)))));
+}
+NIBBLE_INLINE Vec load_f16_quads(const uint8_t* p) {
+  return spread_quads(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}

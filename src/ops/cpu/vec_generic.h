@@ -9,6 +9,7 @@ typedef int32_t Int4 __attribute__((vector_size(16)));
 typedef float Float4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
 typedef int32_t Int4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t Half4Anywhere __attribute__((vector_size(8), aligned(1), may_alias));
+typedef int8_t Byte4Anywhere __attribute__((vector_size(4), aligned(1), may_alias));
 
 struct Vec {
   Float4 part[4];
@@ -125,4 +126,21 @@ NIBBLE_INLINE Int4 scale_pair(const uint8_t* p) {
   return Int4{first, first, second, second};
 }
 NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) { NIBBLE_EACH_PART(Ints, scale_pair(p + 2 * i)); }
+// The lowest 4 bits of each lane as a two's complement integer; the others are ignored.
+NIBBLE_INLINE Vec int4(Ints codes) {
+  NIBBLE_EACH_PART(Vec, __builtin_convertvector((codes.part[i] << 28) >> 28, Float4));
+}
+// 16 bytes, sign-extended.
+NIBBLE_INLINE Ints load_bytes(const uint8_t* p) {
+  NIBBLE_EACH_PART(Ints, __builtin_convertvector(reinterpret_cast<const Byte4Anywhere*>(p)[i], Int4));
+}
+// 4 bytes, zero-extended: byte b in the lanes 4b .. 4b+3.
+NIBBLE_INLINE Ints load_byte_quads(const uint8_t* p) { NIBBLE_EACH_PART(Ints, splat_int4(p[i])); }
+// 4 f16 at any address: number b in the lanes 4b .. 4b+3.
+NIBBLE_INLINE Vec load_f16_quads(const uint8_t* p) {
+  uint16_t four[4], all[16];
+  __builtin_memcpy(four, p, sizeof(four));
+  for (int i = 0; i < 16; ++i) all[i] = four[i / 4];
+  return load_f16(all);
+}
 #undef NIBBLE_EACH_PART

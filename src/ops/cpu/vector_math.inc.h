@@ -29,9 +29,9 @@ NIBBLE_INLINE Vec exp(Vec x) {
 
 NIBBLE_INLINE Vec negate(Vec x) { return sub(zero(), x); }
 
-// silu(gate) * up = gate / (1 + exp(-gate)) * up
-NIBBLE_INLINE Vec silu_mul(Vec gate, Vec up) {
-  return mul(div(gate, add(splat(1.0f), exp(negate(gate)))), up);
+// gate * sigmoid(x) * up = gate / (1 + exp(-x)) * up
+NIBBLE_INLINE Vec sigmoid_mul(Vec gate, Vec x, Vec up) {
+  return mul(div(gate, add(splat(1.0f), exp(negate(x)))), up);
 }
 
 // softplus(x) = max(x, 0) + log1p(u), u = exp(-|x|) in (0, 1]. log1p(u) = 2 atanh(s), s = u / (2 + u) <= 1/3,

@@ -16,6 +16,15 @@ namespace {
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
+float activated(const ActivationSpec& spec, float gate, float up) {
+  if (spec.kind != ActivationSpec::kSilu) {
+    gate = std::min(gate, spec.limit);
+    up = std::clamp(up, -spec.limit, spec.limit);
+  }
+  if (spec.kind == ActivationSpec::kGptOss) return gate / (1.0f + std::exp(-spec.alpha * gate)) * (up + 1.0f);
+  return gate / (1.0f + std::exp(-gate)) * up;
+}
+
 class ReferenceOps final : public Ops {
  public:
   explicit ReferenceOps(int threads) : pool_(threads) {}
@@ -77,16 +86,21 @@ class ReferenceOps final : public Ops {
       rope_table_row_on_host(positions_T[t], inv_freq, factor, out.row(t));
   }
 
-  void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table) override {
+  void do_rope(Rows<float> x, int64_t head_dim, Rows<const float> table, RopeStyle style,
+               int64_t offset) override {
     const int64_t half = table.cols / 2;
+    const bool halves = style == RopeStyle::kHalves;
+    const int64_t step = halves ? 1 : 2, partner = halves ? half : 1;
     for (int64_t t = 0; t < x.rows; ++t) {
       const float* cosines = table.row(t);
       const float* sines = cosines + half;
       for (float* head = x.row(t); head < x.row(t) + x.cols; head += head_dim) {
         for (int64_t i = 0; i < half; ++i) {
-          float a = head[i], b = head[half + i];
-          head[i] = a * cosines[i] - b * sines[i];
-          head[half + i] = b * cosines[i] + a * sines[i];
+          float& first = head[offset + i * step];
+          float& second = head[offset + i * step + partner];
+          const float a = first, b = second;
+          first = a * cosines[i] - b * sines[i];
+          second = b * cosines[i] + a * sines[i];
         }
       }
     }
@@ -96,9 +110,9 @@ class ReferenceOps final : public Ops {
                    const KvView& kv) override {
     for (int64_t t = 0; t < k.rows; ++t) {
       for (int64_t g = 0; g < kv.kv_heads; ++g) {
-        int64_t at = element(kv, rows.slots_T[t], rows.positions_T[t], g);
-        std::copy_n(k.row(t) + g * kv.head_dim, kv.head_dim, kv.keys + at);
-        std::copy_n(v.row(t) + g * kv.head_dim, kv.head_dim, kv.values + at);
+        const int64_t at = place(kv, rows.slots_T[t], rows.positions_T[t], g), width = kv.value_width();
+        std::copy_n(k.row(t) + g * kv.head_dim, kv.head_dim, kv.keys + at * kv.head_dim);
+        std::copy_n(v.row(t) + g * width, width, kv.values + at * width);
       }
     }
   }
@@ -106,30 +120,32 @@ class ReferenceOps final : public Ops {
   void do_attend(const AttendArgs& args) override {
     const KvView& kv = args.kv;
     const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
+    const int64_t width = kv.value_width();
     pool_.parallel_for(args.q.rows * heads, [&](int64_t task) {
       const int64_t t = task / heads, h = task % heads, g = h / group;
       const int32_t slot = args.rows.slots_T[t], last = args.rows.positions_T[t];
       const int64_t first = args.window > 0 ? std::max<int64_t>(0, last - args.window + 1) : 0;
       const float* q = args.q.row(t) + h * kv.head_dim;
       std::vector<double> scores;
-      double top = -INFINITY;
+      const double sink = args.sinks_H != nullptr ? args.sinks_H[h] : -INFINITY;
+      double top = sink;
       for (int64_t i = first; i <= last; ++i) {
-        const float* key = kv.keys + element(kv, slot, i, g);
+        const float* key = kv.keys + place(kv, slot, i, g) * kv.head_dim;
         double dot = 0;
         for (int64_t c = 0; c < kv.head_dim; ++c) dot += static_cast<double>(q[c]) * key[c];
         scores.push_back(dot * args.scale);
         top = std::max(top, scores.back());
       }
-      double sum = 0;
+      double sum = std::exp(sink - top);
       for (double& score : scores) sum += score = std::exp(score - top);
-      std::vector<double> out(static_cast<size_t>(kv.head_dim), 0.0);
+      std::vector<double> out(static_cast<size_t>(width), 0.0);
       for (int64_t i = first; i <= last; ++i) {
-        const float* value = kv.values + element(kv, slot, i, g);
+        const float* value = kv.values + place(kv, slot, i, g) * width;
         double p = scores[static_cast<size_t>(i - first)] / sum;
-        for (int64_t c = 0; c < kv.head_dim; ++c) out[static_cast<size_t>(c)] += p * value[c];
+        for (int64_t c = 0; c < width; ++c) out[static_cast<size_t>(c)] += p * value[c];
       }
-      for (int64_t c = 0; c < kv.head_dim; ++c) {
-        args.out.row(t)[h * kv.head_dim + c] = static_cast<float>(out[static_cast<size_t>(c)]);
+      for (int64_t c = 0; c < width; ++c) {
+        args.out.row(t)[h * width + c] = static_cast<float>(out[static_cast<size_t>(c)]);
       }
     });
   }
@@ -142,13 +158,10 @@ class ReferenceOps final : public Ops {
     }
   }
 
-  void do_activate(Activation kind, Rows<const float> gate, Rows<const float> up, Rows<float> out) override {
-    NIBBLE_CHECK(kind == Activation::kSilu);
+  void do_activate(const ActivationSpec& spec, Rows<const float> gate, Rows<const float> up,
+                   Rows<float> out) override {
     for (int64_t t = 0; t < gate.rows; ++t) {
-      for (int64_t i = 0; i < gate.cols; ++i) {
-        float g = gate.row(t)[i];
-        out.row(t)[i] = g / (1.0f + std::exp(-g)) * up.row(t)[i];
-      }
+      for (int64_t i = 0; i < gate.cols; ++i) out.row(t)[i] = activated(spec, gate.row(t)[i], up.row(t)[i]);
     }
   }
 
@@ -158,12 +171,19 @@ class ReferenceOps final : public Ops {
     }
   }
 
+  void do_add_bias(Rows<float> x, const float* bias) override {
+    for (int64_t t = 0; t < x.rows; ++t) {
+      for (int64_t i = 0; i < x.cols; ++i) x.row(t)[i] += bias[i];
+    }
+  }
+
   void do_route(const RouteArgs& args) override { route_on_host(args); }
 
  private:
-  static int64_t element(const KvView& kv, int32_t slot, int64_t position, int64_t g) {
+  // Which vector of keys, and of values.
+  static int64_t place(const KvView& kv, int32_t slot, int64_t position, int64_t g) {
     int64_t page = kv.table[slot * kv.table_pages + (position / kv.page_tokens) % kv.table_pages];
-    return ((page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens) * kv.head_dim;
+    return (page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens;
   }
 
   ThreadPool pool_;
