@@ -65,8 +65,8 @@ Result<KvOptions> complete(KvOptions options) {
 
 }  // namespace
 
-Result<int64_t> KvCache::plan_bytes(const std::vector<KvLayerShape>& layers, const std::vector<int64_t>& states,
-                                    const KvOptions& asked) {
+Result<int64_t> KvCache::plan_bytes(const std::vector<KvLayerShape>& layers,
+                                    const std::vector<int64_t>& states, const KvOptions& asked) {
   NIBBLE_ASSIGN_OR_RETURN(KvOptions options, complete(asked));
   const std::vector<Class> classes = make_classes(layers, options);
   std::optional<int64_t> total = 0;
@@ -82,7 +82,8 @@ Result<int64_t> KvCache::plan_bytes(const std::vector<KvLayerShape>& layers, con
     count({kv_class->pool.pages(), options.page_tokens, shape.kv_heads, shape.value_width()});
   }
   for (int64_t elements : states) count({options.max_sequences, elements});
-  if (!total) return user_error("KV cache: its size does not fit in 64 bits; ask for fewer sequences or tokens");
+  if (!total)
+    return user_error("KV cache: its size does not fit in 64 bits; ask for fewer sequences or tokens");
   return *total;
 }
 
@@ -96,7 +97,8 @@ Result<KvCache> KvCache::create(Memory& memory, const std::vector<KvLayerShape>&
   for (Class& kv_class : cache.classes_) {
     NIBBLE_ASSIGN_OR_RETURN(
         kv_class.device_table,
-        Buffer::allocate(memory, static_cast<int64_t>(kv_class.table.size() * sizeof(int32_t)), "KV page table"));
+        Buffer::allocate(memory, static_cast<int64_t>(kv_class.table.size() * sizeof(int32_t)),
+                         "KV page table"));
   }
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   for (const KvLayerShape& shape : layers) {
@@ -107,14 +109,15 @@ Result<KvCache> KvCache::create(Memory& memory, const std::vector<KvLayerShape>&
         cache.classes_[layer.kv_class].pool.pages() * cache.options_.page_tokens * shape.kv_heads;
     NIBBLE_ASSIGN_OR_RETURN(layer.keys,
                             Buffer::allocate(memory, tokens * shape.head_dim * kFloat, "KV cache (keys)"));
-    NIBBLE_ASSIGN_OR_RETURN(layer.values,
-                            Buffer::allocate(memory, tokens * shape.value_width() * kFloat, "KV cache (values)"));
+    NIBBLE_ASSIGN_OR_RETURN(
+        layer.values, Buffer::allocate(memory, tokens * shape.value_width() * kFloat, "KV cache (values)"));
     cache.layers_.push_back(std::move(layer));
   }
   for (int64_t elements : states) {
     State state{.elements = elements, .buffer = {}};
-    NIBBLE_ASSIGN_OR_RETURN(state.buffer, Buffer::allocate(memory, cache.options_.max_sequences * elements * kFloat,
-                                                           "recurrent state"));
+    NIBBLE_ASSIGN_OR_RETURN(
+        state.buffer,
+        Buffer::allocate(memory, cache.options_.max_sequences * elements * kFloat, "recurrent state"));
     cache.states_.push_back(std::move(state));
   }
   return cache;
@@ -130,8 +133,8 @@ Result<int32_t> KvCache::add_sequence() {
     sequences_[slot] = {.used = true, .length = 0};
     for (State& state : states_) {
       const std::vector<float> zeros(static_cast<size_t>(state.elements), 0.0f);
-      state.buffer.memory().upload(state.buffer.as<float>() + static_cast<int64_t>(slot) * state.elements, zeros.data(),
-                                   state.elements * static_cast<int64_t>(sizeof(float)));
+      state.buffer.memory().upload(state.buffer.as<float>() + static_cast<int64_t>(slot) * state.elements,
+                                   zeros.data(), state.elements * static_cast<int64_t>(sizeof(float)));
     }
     return static_cast<int32_t>(slot);
   }
@@ -198,7 +201,8 @@ void KvCache::each_piece(int32_t slot, Visit visit) const {
     const int64_t tokens = options_.page_tokens * layer.shape.kv_heads;
     for (int64_t i = 0; i < pages_held(kv_class, length(slot)); ++i) {
       const int64_t page = kv_class.table[static_cast<size_t>(slot * kv_class.table_pages + i)];
-      const int64_t key_elements = tokens * layer.shape.head_dim, value_elements = tokens * layer.shape.value_width();
+      const int64_t key_elements = tokens * layer.shape.head_dim,
+                    value_elements = tokens * layer.shape.value_width();
       visit(layer.keys.memory(), layer.keys.as<float>() + page * key_elements, key_elements * kFloat);
       visit(layer.values.memory(), layer.values.as<float>() + page * value_elements, value_elements * kFloat);
     }
@@ -222,7 +226,8 @@ std::vector<std::byte> KvCache::save(int32_t slot) const {
 Status KvCache::restore(int32_t slot, std::span<const std::byte> saved) {
   NIBBLE_CHECK(sequences_[static_cast<size_t>(slot)].used && length(slot) == 0);
   int64_t tokens = 0;
-  if (saved.size() < sizeof(tokens)) return user_error("saved sequence: wanted at least {} bytes, found {}", sizeof(tokens), saved.size());
+  if (saved.size() < sizeof(tokens))
+    return user_error("saved sequence: wanted at least {} bytes, found {}", sizeof(tokens), saved.size());
   std::memcpy(&tokens, saved.data(), sizeof(tokens));
   NIBBLE_RETURN_IF_ERROR(grow(slot, tokens));
   size_t wanted = sizeof(tokens);

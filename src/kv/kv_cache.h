@@ -38,8 +38,8 @@ struct KvOptions {
 class KvCache {
  public:
   // What create() would allocate.
-  static Result<int64_t> plan_bytes(const std::vector<KvLayerShape>& layers, const std::vector<int64_t>& states,
-                                    const KvOptions& options);
+  static Result<int64_t> plan_bytes(const std::vector<KvLayerShape>& layers,
+                                    const std::vector<int64_t>& states, const KvOptions& options);
   // `states`: elements of float32 that each recurrent state has for a sequence.
   static Result<KvCache> create(Memory& memory, const std::vector<KvLayerShape>& layers,
                                 const std::vector<int64_t>& states, const KvOptions& options);
@@ -61,8 +61,8 @@ class KvCache {
   // Makes `to`, an empty sequence, a copy of `from`: what it remembers, bit for bit. On error (out of pages)
   // nothing changes.
   Status copy_sequence(int32_t from, int32_t to);
-  // All that a sequence remembers, as bytes; restore() REQUIRES an empty sequence of a cache of the same shapes
-  // and options, and refuses other bytes.
+  // All that a sequence remembers, as bytes; restore() REQUIRES an empty sequence of a cache of the same
+  // shapes and options, and refuses other bytes.
   std::vector<std::byte> save(int32_t slot) const;
   Status restore(int32_t slot, std::span<const std::byte> saved);
 
@@ -98,7 +98,8 @@ class KvCache {
     bool used = false;
     int64_t length = 0;
   };
-  // Calls visit(address, bytes) for every piece of memory that holds something of the sequence, in a fixed order.
+  // Calls visit(address, bytes) for every piece of memory that holds something of the sequence, in a fixed
+  // order.
   template <class Visit>
   void each_piece(int32_t slot, Visit visit) const;
   Status grow(int32_t slot, int64_t tokens);

@@ -67,7 +67,8 @@ constexpr int64_t kAlign = 256;  // bytes; a cache line here, a memory transacti
 
 }  // namespace
 
-Result<int64_t> ActivationMemory::plan_bytes(const ModelSpec& spec, int64_t max_rows, int64_t max_logit_rows) {
+Result<int64_t> ActivationMemory::plan_bytes(const ModelSpec& spec, int64_t max_rows,
+                                             int64_t max_logit_rows) {
   Activations views;
   std::optional<int64_t> total = 0;
   each_view(views, spec, max_rows, max_logit_rows, [&](auto& view, int64_t rows, int64_t cols) {
@@ -75,7 +76,8 @@ Result<int64_t> ActivationMemory::plan_bytes(const ModelSpec& spec, int64_t max_
     if (bytes) bytes = checked_add(*bytes, kAlign);
     total = total && bytes ? checked_add(*total, *bytes) : std::nullopt;
   });
-  if (!total) return user_error("activations of {} rows do not fit in 64 bits; ask for smaller chunks", max_rows);
+  if (!total)
+    return user_error("activations of {} rows do not fit in 64 bits; ask for smaller chunks", max_rows);
   return *total;
 }
 

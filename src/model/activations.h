@@ -12,17 +12,17 @@ namespace nibble {
 
 // The views of one step. T: rows of the step; L: rows whose logits are wanted.
 struct Activations {
-  Rows<float> residual;                      // [T, D], or [T, S*D] of S streams
-  Rows<float> collected;                     // [T, D] what a sublayer starts from, where there are streams
-  Rows<float> mix, normed_streams;           // [T, 2S + S*S], [T, S*D], where there are streams
-  Rows<float> normed, sublayer;              // [T, D]; sublayer: what attention or feed-forward adds
-  Rows<float> shared;                        // [T, D] output of the shared expert
-  std::vector<Rows<float>> mixer;            // [T, *] scratch of attention and its kin, by their own numbering
-  Rows<int32_t> selected, selected_counts;   // [T, top_k + pool - 1], [T, 1] what sparse attention chose
-  Rows<float> ffn_gate, ffn_up;              // [T, max dense or shared width]
-  Rows<float> router_logits;                 // [T, max E]
-  Rows<int32_t> expert_ids;                  // [T, max A]
-  Rows<float> expert_weights;                // [T, max A]
+  Rows<float> residual;                     // [T, D], or [T, S*D] of S streams
+  Rows<float> collected;                    // [T, D] what a sublayer starts from, where there are streams
+  Rows<float> mix, normed_streams;          // [T, 2S + S*S], [T, S*D], where there are streams
+  Rows<float> normed, sublayer;             // [T, D]; sublayer: what attention or feed-forward adds
+  Rows<float> shared;                       // [T, D] output of the shared expert
+  std::vector<Rows<float>> mixer;           // [T, *] scratch of attention and its kin, by their own numbering
+  Rows<int32_t> selected, selected_counts;  // [T, top_k + pool - 1], [T, 1] what sparse attention chose
+  Rows<float> ffn_gate, ffn_up;             // [T, max dense or shared width]
+  Rows<float> router_logits;                // [T, max E]
+  Rows<int32_t> expert_ids;                 // [T, max A]
+  Rows<float> expert_weights;               // [T, max A]
   Rows<float> expert_gathered, expert_down;  // [T * max A, D]
   Rows<float> expert_gate, expert_up;        // [T * max A, max I]
   std::vector<Rows<float>> ropes;            // [T, rotary_dim] of each ModelSpec::ropes

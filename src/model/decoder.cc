@@ -4,23 +4,40 @@
 
 #include "base/numbers.h"
 #include "model/ffn.h"
-#include "model/gqa.h"
+#include "model/mixers.h"
 
 namespace nibble {
 namespace {
 
-std::vector<KvLayerShape> kv_shapes(const ModelSpec& spec) {
-  std::vector<KvLayerShape> shapes;
+// What the whole model keeps for a sequence, and where in it each layer finds its own.
+struct CacheLayout {
+  std::vector<KvLayerShape> kv;
+  std::vector<int64_t> states;
+  std::vector<LayerCache> layers;
+};
+
+CacheLayout cache_layout(const ModelSpec& spec) {
+  CacheLayout layout;
   for (const LayerSpec& layer : spec.layers) {
-    shapes.push_back({layer.attention.kv_heads, layer.attention.head_dim, layer.attention.window});
+    LayerCache& own = layout.layers.emplace_back();
+    const MixerCacheShape shape = mixer_cache(layer.mixer);
+    for (const KvLayerShape& kv : shape.kv) {
+      own.kv.push_back(layout.kv.size());
+      layout.kv.push_back(kv);
+    }
+    for (int64_t elements : shape.states) {
+      own.states.push_back(layout.states.size());
+      layout.states.push_back(elements);
+    }
   }
-  return shapes;
+  return layout;
 }
 
 }  // namespace
 
 Result<int64_t> Decoder::plan_bytes(const ModelSpec& spec, const DecoderOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(int64_t kv_bytes, KvCache::plan_bytes(kv_shapes(spec), options.kv));
+  const CacheLayout layout = cache_layout(spec);
+  NIBBLE_ASSIGN_OR_RETURN(int64_t kv_bytes, KvCache::plan_bytes(layout.kv, layout.states, options.kv));
   NIBBLE_ASSIGN_OR_RETURN(int64_t activation_bytes,
                           ActivationMemory::plan_bytes(spec, options.max_rows, options.max_logit_rows));
   std::optional<int64_t> total = checked_add(kv_bytes, activation_bytes);
@@ -30,7 +47,8 @@ Result<int64_t> Decoder::plan_bytes(const ModelSpec& spec, const DecoderOptions&
 
 Result<std::unique_ptr<Decoder>> Decoder::create(Ops& ops, ModelSpec spec, ModelWeights weights,
                                                  const DecoderOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(KvCache kv, KvCache::create(ops.memory(), kv_shapes(spec), options.kv));
+  const CacheLayout layout = cache_layout(spec);
+  NIBBLE_ASSIGN_OR_RETURN(KvCache kv, KvCache::create(ops.memory(), layout.kv, layout.states, options.kv));
   NIBBLE_ASSIGN_OR_RETURN(
       ActivationMemory activations,
       ActivationMemory::allocate(ops.memory(), spec, options.max_rows, options.max_logit_rows));
@@ -45,7 +63,8 @@ Decoder::Decoder(Ops& ops, ModelSpec spec, ModelWeights weights, const DecoderOp
       weights_(std::move(weights)),
       options_(options),
       kv_(std::move(kv)),
-      activations_(std::move(activations)) {
+      activations_(std::move(activations)),
+      caches_(cache_layout(spec_).layers) {
   for (const RopeSpec& rope : spec_.ropes) rope_factors_.push_back(rope_frequencies(rope).attention_factor);
 }
 
@@ -94,7 +113,7 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   Step step{.ops = ops_,
             .spec = spec_,
             .kv = kv_,
-            .act = activations_.views(rows, logit_rows),
+            .act = activations_.views(spec_, rows, logit_rows),
             .rows = {},
             .trace = trace};
   Activations& act = step.act;
@@ -107,12 +126,35 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   run_layers(step);
 
   ops_.gather(act.residual, logit_rows_, act.logit_inputs);
-  ops_.rms_norm(act.logit_inputs, weights_.final_norm, spec_.norm_eps, act.logit_inputs);
-  ops_.linear(act.logit_inputs, weights_.head, act.logits);
+  if (spec_.hyper) {
+    ops_.hyper_mean(*spec_.hyper, act.logit_inputs, act.logit_normed);
+  } else {
+    ops_.copy(act.logit_inputs, act.logit_normed);
+  }
+  ops_.rms_norm(act.logit_normed, weights_.final_norm, spec_.norm_eps, act.logit_normed);
+  ops_.linear(act.logit_normed, weights_.head, act.logits);
   host_logits_.resize(static_cast<size_t>(logit_rows * spec_.vocab));
   ops_.memory().download(host_logits_.data(), act.logits.data,
                          logit_rows * spec_.vocab * static_cast<int64_t>(sizeof(float)));
   return Rows<const float>(host_logits_.data(), logit_rows, spec_.vocab);
+}
+
+template <class Run>
+void Decoder::sublayer(Step& step, const float* norm, const HyperWeights& hyper, Run run) {
+  Activations& act = step.act;
+  if (!spec_.hyper) {
+    ops_.rms_norm(act.residual, norm, spec_.norm_eps, act.normed);
+    run();
+    ops_.add(act.sublayer, act.residual);
+    return;
+  }
+  ops_.rms_norm(act.residual, weights_.ones, spec_.norm_eps, act.normed_streams);
+  ops_.linear(act.normed_streams, hyper.mix, act.mix);
+  ops_.hyper_weights(*spec_.hyper, hyper.base, hyper.scale, act.mix);
+  ops_.hyper_collect(*spec_.hyper, act.residual, act.mix, act.collected);
+  ops_.rms_norm(act.collected, norm, spec_.norm_eps, act.normed);
+  run();
+  ops_.hyper_distribute(*spec_.hyper, act.sublayer, act.mix, act.residual);
 }
 
 void Decoder::run_layers(Step& step) {
@@ -120,7 +162,14 @@ void Decoder::run_layers(Step& step) {
   auto show_hidden = [&](size_t layer) {
     if (step.trace != nullptr && step.trace->hidden) step.trace->hidden(layer, act.residual);
   };
-  ops_.embed({act.ids.data, static_cast<size_t>(step.rows.count)}, weights_.embedding, act.residual);
+  // All streams start as the embedding.
+  const int64_t streams = spec_.hyper ? spec_.hyper->streams : 1;
+  auto stream = [&](int64_t s) {
+    return Rows<float>(act.residual.data + s * spec_.width, act.residual.rows, spec_.width,
+                       act.residual.stride);
+  };
+  ops_.embed({act.ids.data, static_cast<size_t>(step.rows.count)}, weights_.embedding, stream(0));
+  for (int64_t s = 1; s < streams; ++s) ops_.copy(stream(0), stream(s));
   for (size_t i = 0; i < act.ropes.size(); ++i) {
     ops_.rope_table(step.rows.positions_T, weights_.rope_inv_freq[i], rope_factors_[i], act.ropes[i]);
   }
@@ -128,12 +177,9 @@ void Decoder::run_layers(Step& step) {
   for (size_t i = 0; i < spec_.layers.size(); ++i) {
     const LayerSpec& spec = spec_.layers[i];
     const LayerWeights& weights = weights_.layers[i];
-    ops_.rms_norm(act.residual, weights.input_norm, spec_.norm_eps, act.normed);
-    gqa(step, i, spec.attention, weights.attention);
-    ops_.add(act.sublayer, act.residual);
-    ops_.rms_norm(act.residual, weights.ffn_norm, spec_.norm_eps, act.normed);
-    feed_forward(step, i, spec, weights.ffn);
-    ops_.add(act.sublayer, act.residual);
+    sublayer(step, weights.input_norm, weights.mixer_hyper,
+             [&] { mix(step, caches_[i], spec.mixer, weights.mixer); });
+    sublayer(step, weights.ffn_norm, weights.ffn_hyper, [&] { feed_forward(step, i, spec, weights.ffn); });
     show_hidden(i + 1);
   }
 }

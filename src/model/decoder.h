@@ -55,6 +55,9 @@ class Decoder {
           ActivationMemory activations);
   Status check(std::span<const SequenceStep> steps) const;
   void run_layers(Step& step);
+  // One sublayer with its place in the residual: `run` computes act.sublayer from act.normed.
+  template <class Run>
+  void sublayer(Step& step, const float* norm, const HyperWeights& hyper, Run run);
 
   Ops& ops_;
   ModelSpec spec_;

@@ -18,6 +18,7 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
   Rows<int32_t> ids = narrow(act.expert_ids, spec.chosen);
   Rows<float> expert_weights = narrow(act.expert_weights, spec.chosen);
   step.ops.linear(act.normed, weights.router, logits);
+  if (weights.router_logit_bias != nullptr) step.ops.add_bias(logits, weights.router_logit_bias);
   step.ops.route({.logits = logits,
                   .bias_E = weights.router_bias,
                   .spec = spec.router,

@@ -1,5 +1,5 @@
-// Kimi delta attention as a sublayer (spec/models.md 1). Recurrent for every number of rows: a form in chunks would
-// round differently from decoding and break the promise of equal bits.
+// Kimi delta attention as a sublayer (spec/models.md 1). Recurrent for every number of rows: a form in chunks
+// would round differently from decoding and break the promise of equal bits.
 #include "model/mixers.h"
 
 namespace nibble {
@@ -23,14 +23,19 @@ void kda(Step& step, const LayerCache& cache, const KdaSpec& spec, const KdaWeig
   Rows<float> query = view(kQuery, width), key = view(kKey, width), value = view(kValue, width);
   auto project = [&](const Matrix& weight, const float* conv, States state, Rows<float> out) {
     ops.linear(act.normed, weight, out);
-    ops.causal_conv({.x = out, .weight = conv, .taps = spec.taps, .state = step.kv.state(cache.states[state]),
-                     .rows = step.rows, .out = out});
+    ops.causal_conv({.x = out,
+                     .weight = conv,
+                     .taps = spec.taps,
+                     .state = step.kv.state(cache.states[state]),
+                     .rows = step.rows,
+                     .out = out});
   };
   project(weights.query, weights.query_conv, kQueryConv, query);
   project(weights.key, weights.key_conv, kKeyConv, key);
   project(weights.value, weights.value_conv, kValueConv, value);
 
-  Rows<float> decay_down = view(kDecayDown, spec.head_dim), decay = view(kDecay, width), beta = view(kBeta, spec.heads);
+  Rows<float> decay_down = view(kDecayDown, spec.head_dim), decay = view(kDecay, width),
+              beta = view(kBeta, spec.heads);
   ops.linear(act.normed, weights.decay_down, decay_down);
   ops.linear(decay_down, weights.decay_up, decay);
   ops.linear(act.normed, weights.beta, beta);

@@ -10,6 +10,9 @@
 
 namespace nibble {
 
+// Whichever of these the layer has.
+void mix(Step& step, const LayerCache& cache, const MixerSpec& spec, const MixerWeights& weights);
+
 void gqa(Step& step, const LayerCache& cache, const GqaSpec& spec, const GqaWeights& weights);
 void mla(Step& step, const LayerCache& cache, const MlaSpec& spec, const MlaWeights& weights);
 void kda(Step& step, const LayerCache& cache, const KdaSpec& spec, const KdaWeights& weights);

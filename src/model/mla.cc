@@ -1,22 +1,22 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1), always in its absorbed form: kv_b's key half is
-// folded into the query and its value half into the output, so that the cache of one latent a position is never
-// expanded and a prompt's rows get the bits that decoding gives.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1), always in its absorbed form: kv_b's key
+// half is folded into the query and its value half into the output, so that the cache of one latent a
+// position is never expanded and a prompt's rows get the bits that decoding gives.
 #include "model/mixers.h"
 
 namespace nibble {
 namespace {
 
 enum Scratch : size_t {
-  kQueryLatent,     // [T, q_rank]
-  kQuery,           // [T, H * (nope + rope)]
-  kLatent,          // [T, kv_rank + rope]
-  kAbsorbed,        // [T, H * (kv_rank + rope)]
-  kAttended,        // [T, H * kv_rank]
-  kHeads,           // [T, H * value_dim]
-  kIndexQuery,      // [T, index heads * index dim]
-  kIndexKey,        // [T, index dim]
-  kIndexGate,       // [T, index dim]
-  kIndexWeights,    // [T, index heads]
+  kQueryLatent,   // [T, q_rank]
+  kQuery,         // [T, H * (nope + rope)]
+  kLatent,        // [T, kv_rank + rope]
+  kAbsorbed,      // [T, H * (kv_rank + rope)]
+  kAttended,      // [T, H * kv_rank]
+  kHeads,         // [T, H * value_dim]
+  kIndexQuery,    // [T, index heads * index dim]
+  kIndexKey,      // [T, index dim]
+  kIndexGate,     // [T, index dim]
+  kIndexWeights,  // [T, index heads]
 };
 
 // The columns from `first` of a view, as a view of `cols`.
@@ -100,7 +100,8 @@ void mla(Step& step, const LayerCache& cache, const MlaSpec& spec, const MlaWeig
 
   const KvView kv = step.kv.view(cache.kv[0]);
   ops.write_kv(latent, content, step.rows, kv);
-  const AttendArgs attend = {.q = absorbed, .kv = kv, .rows = step.rows, .scale = spec.scale, .out = attended};
+  const AttendArgs attend = {
+      .q = absorbed, .kv = kv, .rows = step.rows, .scale = spec.scale, .out = attended};
   if (spec.indexer) select(step, cache, *spec.indexer, weights.indexer, query_latent);
   if (spec.indexer || spec.shares_selection) {
     ops.attend_selected(attend, {.positions = act.selected, .counts = act.selected_counts.data});

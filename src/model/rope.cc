@@ -22,7 +22,8 @@ void read_scaling(Config& config, RopeSpec& spec) {
     spec.low_freq_factor = config.number("low_freq_factor", 1e-3, 1e6);
     spec.high_freq_factor = config.number("high_freq_factor", 1e-3, 1e6);
     if (spec.high_freq_factor <= spec.low_freq_factor) {
-      config.fail(fmt::format("key {}: wanted more than low_freq_factor", config.describe("high_freq_factor")));
+      config.fail(
+          fmt::format("key {}: wanted more than low_freq_factor", config.describe("high_freq_factor")));
     }
     return;
   }
@@ -42,7 +43,9 @@ void set_rotary_dim(Config& config, RopeSpec& spec, int64_t rotary_of, double pa
   spec.rotary_dim = 2;
 }
 
-double yarn_mscale(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1; }
+double yarn_mscale(double factor, double mscale) {
+  return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
+}
 
 double attention_factor(const RopeSpec& spec) {
   if (spec.type != RopeSpec::Type::kYarn) return 1;

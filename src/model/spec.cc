@@ -13,11 +13,16 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{"deepseek_v3", deepseek_v3_spec}, Family{"glm4_moe", glm4_moe_spec},
-    Family{"glm5_next", glm5_next_spec},     Family{"gpt_oss", gpt_oss_spec},
-    Family{"laguna", laguna_spec},           Family{"llama", llama_spec},
-    Family{"minimax_m2", minimax_m2_spec},   Family{"mixtral", mixtral_spec},
-    Family{"olmoe", olmoe_spec},             Family{"qwen3", qwen3_spec},
+    Family{"deepseek_v3", deepseek_v3_spec},
+    Family{"glm4_moe", glm4_moe_spec},
+    Family{"glm5_next", glm5_next_spec},
+    Family{"gpt_oss", gpt_oss_spec},
+    Family{"laguna", laguna_spec},
+    Family{"llama", llama_spec},
+    Family{"minimax_m2", minimax_m2_spec},
+    Family{"mixtral", mixtral_spec},
+    Family{"olmoe", olmoe_spec},
+    Family{"qwen3", qwen3_spec},
     Family{"qwen3_moe", qwen3_moe_spec},
 };
 

@@ -27,8 +27,8 @@ struct GqaSpec {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t window = 0;                          // 0: full; else a position sees the last `window`, itself included
-  size_t rope = 0;                             // index into ModelSpec::ropes
+  int64_t window = 0;  // 0: full; else a position sees the last `window`, itself included
+  size_t rope = 0;     // index into ModelSpec::ropes
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false, output_bias = false;
   bool sinks = false;                          // a learned logit a head that joins the softmax denominator
@@ -75,8 +75,8 @@ struct MlaSpec {
 struct KdaSpec {
   int64_t heads = 0;
   int64_t head_dim = 0;
-  int64_t taps = 4;                         // of the causal convolution before it
-  std::optional<float> gate_lower_bound;    // absent: decay by softplus
+  int64_t taps = 4;                       // of the causal convolution before it
+  std::optional<float> gate_lower_bound;  // absent: decay by softplus
 
   int64_t width() const { return heads * head_dim; }
 };
@@ -92,7 +92,7 @@ struct MoeSpec {
   bool router_bias_required = false;  // the checkpoint must hold it
   bool router_logit_bias = false;     // added to the logits themselves (gpt-oss)
   bool biases = false;                // of the experts' matrices
-  bool stacked = false;               // one tensor of all experts on disk, gate and up rows interleaved (gpt-oss)
+  bool stacked = false;  // one tensor of all experts on disk, gate and up rows interleaved (gpt-oss)
 };
 
 struct LayerSpec {

@@ -76,7 +76,8 @@ class Loader {
   // A matrix that is stored without ".weight" behind its name: small ones, as float32.
   Status plain_matrix(const std::string& name, int64_t n, int64_t k, Matrix& out) {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_.floats(prefix_ + name, std::array{n, k}));
-    return place({.format = MatrixFormat::kF32, .n = n, .k = k, .codes = keep(std::as_bytes(std::span(values)))}, out);
+    return place(
+        {.format = MatrixFormat::kF32, .n = n, .k = k, .codes = keep(std::as_bytes(std::span(values)))}, out);
   }
 
   // Host bytes that live as long as the weights.
@@ -99,7 +100,8 @@ class Loader {
     } else {
       NIBBLE_RETURN_IF_ERROR(load_kda(std::get<KdaSpec>(layer.mixer), out.mixer.emplace<KdaWeights>()));
     }
-    return layer.moe ? load_moe(*layer.moe, out.ffn) : glu(names.mlp, kPlainNames, layer.dense_width, out.ffn.dense);
+    return layer.moe ? load_moe(*layer.moe, out.ffn)
+                     : glu(names.mlp, kPlainNames, layer.dense_width, out.ffn.dense);
   }
 
   Status hyper(const std::string& name, HyperWeights& out) {
@@ -172,9 +174,13 @@ class Loader {
           }
         }
       }
-      const Matrix key_host = {.format = MatrixFormat::kF32, .n = rank, .k = spec.nope_dim,
+      const Matrix key_host = {.format = MatrixFormat::kF32,
+                               .n = rank,
+                               .k = spec.nope_dim,
                                .codes = keep(std::as_bytes(std::span(key)))};
-      const Matrix value_host = {.format = MatrixFormat::kF32, .n = spec.value_dim, .k = rank,
+      const Matrix value_host = {.format = MatrixFormat::kF32,
+                                 .n = spec.value_dim,
+                                 .k = rank,
                                  .codes = keep(std::as_bytes(std::span(value)))};
       NIBBLE_RETURN_IF_ERROR(place(key_host, out.key_absorb_H.emplace_back()));
       NIBBLE_RETURN_IF_ERROR(place(value_host, out.value_up_H.emplace_back()));
@@ -222,7 +228,8 @@ class Loader {
     if (spec.router_bias_required || checkpoint_.has(prefix_ + names.router_bias)) {
       NIBBLE_RETURN_IF_ERROR(vector(names.router_bias, {spec.experts}, out.router_bias));
     }
-    if (spec.shared_width > 0) NIBBLE_RETURN_IF_ERROR(glu(names.shared, kPlainNames, spec.shared_width, out.shared));
+    if (spec.shared_width > 0)
+      NIBBLE_RETURN_IF_ERROR(glu(names.shared, kPlainNames, spec.shared_width, out.shared));
     if (spec.stacked) return load_stacked_experts(spec, out);
     out.experts.resize(static_cast<size_t>(spec.experts));
     const GluNames own = {names.gate_proj, names.up_proj, names.down_proj};
@@ -234,22 +241,30 @@ class Loader {
 
   // gpt-oss: gate in the even rows of gate_up, up in the odd ones.
   Status load_stacked_experts(const MoeSpec& spec, FfnWeights& out) {
-    const std::string gate_up = prefix_ + spec_.names.experts + "gate_up_proj", down = prefix_ + spec_.names.experts + "down_proj";
+    const std::string gate_up = prefix_ + spec_.names.experts + "gate_up_proj",
+                      down = prefix_ + spec_.names.experts + "down_proj";
     out.experts.resize(static_cast<size_t>(spec.experts));
-    auto load = [&](const std::string& name, int64_t n, int64_t k, RowSplit split, Matrix ExpertWeights::*matrix_of,
-                    const float* ExpertWeights::*bias_of) -> Status {
-      NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices, checkpoint_.stacked(name, spec.experts, n, k, split));
-      for (size_t e = 0; e < matrices.size(); ++e) NIBBLE_RETURN_IF_ERROR(place(matrices[e], out.experts[e].*matrix_of));
+    auto load = [&](const std::string& name, int64_t n, int64_t k, RowSplit split,
+                    Matrix ExpertWeights::*matrix_of, const float* ExpertWeights::*bias_of) -> Status {
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices,
+                              checkpoint_.stacked(name, spec.experts, n, k, split));
+      for (size_t e = 0; e < matrices.size(); ++e)
+        NIBBLE_RETURN_IF_ERROR(place(matrices[e], out.experts[e].*matrix_of));
       if (!spec.biases) return {};
-      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, checkpoint_.stacked_bias(name, spec.experts, n, split));
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases,
+                              checkpoint_.stacked_bias(name, spec.experts, n, split));
       const float* placed = nullptr;
       NIBBLE_RETURN_IF_ERROR(place(biases, name + "_bias", placed));
-      for (size_t e = 0; e < matrices.size(); ++e) out.experts[e].*bias_of = placed + static_cast<int64_t>(e) * n;
+      for (size_t e = 0; e < matrices.size(); ++e)
+        out.experts[e].*bias_of = placed + static_cast<int64_t>(e) * n;
       return {};
     };
-    NIBBLE_RETURN_IF_ERROR(load(gate_up, spec.width, spec_.width, RowSplit::kEven, &ExpertWeights::gate, &ExpertWeights::gate_bias));
-    NIBBLE_RETURN_IF_ERROR(load(gate_up, spec.width, spec_.width, RowSplit::kOdd, &ExpertWeights::up, &ExpertWeights::up_bias));
-    return load(down, spec_.width, spec.width, RowSplit::kAll, &ExpertWeights::down, &ExpertWeights::down_bias);
+    NIBBLE_RETURN_IF_ERROR(load(gate_up, spec.width, spec_.width, RowSplit::kEven, &ExpertWeights::gate,
+                                &ExpertWeights::gate_bias));
+    NIBBLE_RETURN_IF_ERROR(
+        load(gate_up, spec.width, spec_.width, RowSplit::kOdd, &ExpertWeights::up, &ExpertWeights::up_bias));
+    return load(down, spec_.width, spec.width, RowSplit::kAll, &ExpertWeights::down,
+                &ExpertWeights::down_bias);
   }
 
   struct GluNames {
@@ -268,15 +283,18 @@ class Loader {
     std::vector<std::string> unknown;
     for (std::string& name : checkpoint_.unused()) {
       const auto& prefixes = spec_.names.ignored_prefixes;
-      const bool known = std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& p) { return name.starts_with(p); });
+      const bool known = std::any_of(prefixes.begin(), prefixes.end(),
+                                     [&](const std::string& p) { return name.starts_with(p); });
       if (!known) unknown.push_back(std::move(name));
     }
     if (unknown.empty()) return {};
     constexpr size_t kNamed = 5;
-    const std::string more = unknown.size() > kNamed ? fmt::format(" and {} more", unknown.size() - kNamed) : "";
+    const std::string more =
+        unknown.size() > kNamed ? fmt::format(" and {} more", unknown.size() - kNamed) : "";
     const std::string& file = checkpoint_.file_of(unknown[0]);
     unknown.resize(std::min(unknown.size(), kNamed));
-    return user_error("{}: tensors unknown to model_type '{}': {}{}", file, spec_.family, fmt::join(unknown, ", "), more);
+    return user_error("{}: tensors unknown to model_type '{}': {}{}", file, spec_.family,
+                      fmt::join(unknown, ", "), more);
   }
 
   const ModelSpec& spec_;
@@ -291,7 +309,8 @@ int64_t bytes_of(const Matrix& m) { return m.empty() ? 0 : matrix_bytes(m.format
 int64_t bytes_of(const ExpertWeights& w) { return bytes_of(w.gate) + bytes_of(w.up) + bytes_of(w.down); }
 
 int64_t bytes_of(const GqaWeights& w) {
-  return bytes_of(w.query) + bytes_of(w.key) + bytes_of(w.value) + bytes_of(w.output) + bytes_of(w.output_gate);
+  return bytes_of(w.query) + bytes_of(w.key) + bytes_of(w.value) + bytes_of(w.output) +
+         bytes_of(w.output_gate);
 }
 
 int64_t bytes_of(const MlaWeights& w) {
@@ -303,13 +322,15 @@ int64_t bytes_of(const MlaWeights& w) {
 }
 
 int64_t bytes_of(const KdaWeights& w) {
-  int64_t total = bytes_of(w.query) + bytes_of(w.key) + bytes_of(w.value) + bytes_of(w.output) + bytes_of(w.beta);
+  int64_t total =
+      bytes_of(w.query) + bytes_of(w.key) + bytes_of(w.value) + bytes_of(w.output) + bytes_of(w.beta);
   return total + bytes_of(w.decay_down) + bytes_of(w.decay_up) + bytes_of(w.gate_down) + bytes_of(w.gate_up);
 }
 
 }  // namespace
 
-Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops, const LoadProgress& progress) {
+Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops,
+                                  const LoadProgress& progress) {
   ModelWeights weights;
   NIBBLE_RETURN_IF_ERROR(Loader(spec, checkpoint, ops, weights).load(progress));
   return weights;

@@ -26,19 +26,19 @@ struct GqaWeights {
 };
 
 struct IndexerWeights {
-  Matrix query;         // [heads * dim, q_rank]
-  Matrix key;           // [dim, D]
-  Matrix gate;          // [dim, D]
-  Matrix head_weights;  // [heads, D]
+  Matrix query;                                               // [heads * dim, q_rank]
+  Matrix key;                                                 // [dim, D]
+  Matrix gate;                                                // [dim, D]
+  Matrix head_weights;                                        // [heads, D]
   const float *key_norm = nullptr, *key_norm_bias = nullptr;  // [dim]
   const float* ape = nullptr;                                 // [pool, dim]
 };
 
 struct MlaWeights {
-  Matrix query_down;  // [q_rank, D]; empty where q_rank is 0
-  Matrix query_up;    // [H * (nope + rope), q_rank or D]
-  Matrix latent;      // [kv_rank + rope, D]
-  Matrix output;      // [D, H * value_dim]
+  Matrix query_down;                 // [q_rank, D]; empty where q_rank is 0
+  Matrix query_up;                   // [H * (nope + rope), q_rank or D]
+  Matrix latent;                     // [kv_rank + rope, D]
+  Matrix output;                     // [D, H * value_dim]
   std::vector<Matrix> key_absorb_H;  // [kv_rank, nope], the transpose of kv_b's key rows of a head
   std::vector<Matrix> value_up_H;    // [value_dim, kv_rank]
   const float *query_norm = nullptr, *latent_norm = nullptr;
@@ -46,10 +46,10 @@ struct MlaWeights {
 };
 
 struct KdaWeights {
-  Matrix query, key, value, output;  // [H*K, D], output [D, H*K]
-  Matrix decay_down, decay_up;       // [K, D], [H*K, K]
-  Matrix gate_down, gate_up;         // the same
-  Matrix beta;                       // [H, D]
+  Matrix query, key, value, output;                                               // [H*K, D], output [D, H*K]
+  Matrix decay_down, decay_up;                                                    // [K, D], [H*K, K]
+  Matrix gate_down, gate_up;                                                      // the same
+  Matrix beta;                                                                    // [H, D]
   const float *query_conv = nullptr, *key_conv = nullptr, *value_conv = nullptr;  // [H*K, taps]
   const float *dt_bias = nullptr, *a_log = nullptr, *output_norm = nullptr;       // [H*K], [H], [K]
 };
@@ -58,18 +58,18 @@ using MixerWeights = std::variant<GqaWeights, MlaWeights, KdaWeights>;
 
 // Of one sublayer's hyper-connection.
 struct HyperWeights {
-  Matrix mix;                   // [2S + S*S, S*D]
-  const float* base = nullptr;  // [2S + S*S]
-  const float* scale = nullptr; // [3]
+  Matrix mix;                    // [2S + S*S, S*D]
+  const float* base = nullptr;   // [2S + S*S]
+  const float* scale = nullptr;  // [3]
 };
 
 struct FfnWeights {
-  ExpertWeights dense;                 // of a dense layer
-  Matrix router;                       // [E, D]
-  const float* router_bias = nullptr;  // [E], for choosing only; null: none on disk
+  ExpertWeights dense;                       // of a dense layer
+  Matrix router;                             // [E, D]
+  const float* router_bias = nullptr;        // [E], for choosing only; null: none on disk
   const float* router_logit_bias = nullptr;  // [E], null: none
-  std::vector<ExpertWeights> experts;  // [E]
-  ExpertWeights shared;                // empty without a shared expert
+  std::vector<ExpertWeights> experts;        // [E]
+  ExpertWeights shared;                      // empty without a shared expert
 };
 
 struct LayerWeights {

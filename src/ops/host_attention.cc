@@ -66,10 +66,11 @@ void Ops::do_index_select(const IndexSelectArgs& args) {
         scores[p] = pool_score(args, t, key);
         if (std::isnan(scores[p])) scores[p] = -INFINITY;  // keeps the order an order
       }
-      std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(keep), order.end(), [&](int64_t a, int64_t b) {
-        const float sa = scores[static_cast<size_t>(a)], sb = scores[static_cast<size_t>(b)];
-        return sa != sb ? sa > sb : a < b;
-      });
+      std::partial_sort(
+          order.begin(), order.begin() + static_cast<int64_t>(keep), order.end(), [&](int64_t a, int64_t b) {
+            const float sa = scores[static_cast<size_t>(a)], sb = scores[static_cast<size_t>(b)];
+            return sa != sb ? sa > sb : a < b;
+          });
       order.resize(keep);
       std::sort(order.begin(), order.end());
     }
@@ -78,7 +79,8 @@ void Ops::do_index_select(const IndexSelectArgs& args) {
     for (int64_t p : order) {
       for (int64_t j = 0; j < args.pool; ++j) out[count++] = static_cast<int32_t>(p * args.pool + j);
     }
-    for (int64_t p = static_cast<int64_t>(pools) * args.pool; p < known; ++p) out[count++] = static_cast<int32_t>(p);
+    for (int64_t p = static_cast<int64_t>(pools) * args.pool; p < known; ++p)
+      out[count++] = static_cast<int32_t>(p);
     args.out.counts[t] = count;
   }
 }

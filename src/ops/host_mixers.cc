@@ -1,5 +1,5 @@
-// Default bodies of recurrent layers, residual streams and small helpers: plain loops over host memory, sums in
-// float64, states in float32.
+// Default bodies of recurrent layers, residual streams and small helpers: plain loops over host memory, sums
+// in float64, states in float32.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -56,14 +56,17 @@ void Ops::do_kda(const KdaArgs& args) {
       std::fill(delta.begin(), delta.end(), 0.0);
       for (int64_t i = 0; i < k; ++i) {
         const float u = args.decay.row(t)[h * k + i] + args.dt_bias[h * k + i];
-        const float g = args.gate_lower_bound ? *args.gate_lower_bound * sigmoid(rate * u) : -rate * softplus(u);
+        const float g =
+            args.gate_lower_bound ? *args.gate_lower_bound * sigmoid(rate * u) : -rate * softplus(u);
         const float keep = std::exp(g);
         for (int64_t j = 0; j < k; ++j) {
           state[i * k + j] *= keep;
-          delta[static_cast<size_t>(j)] += static_cast<double>(state[i * k + j]) * key[static_cast<size_t>(i)];
+          delta[static_cast<size_t>(j)] +=
+              static_cast<double>(state[i * k + j]) * key[static_cast<size_t>(i)];
         }
       }
-      for (int64_t j = 0; j < k; ++j) delta[static_cast<size_t>(j)] = beta * (value[j] - delta[static_cast<size_t>(j)]);
+      for (int64_t j = 0; j < k; ++j)
+        delta[static_cast<size_t>(j)] = beta * (value[j] - delta[static_cast<size_t>(j)]);
       std::fill(out.begin(), out.end(), 0.0);
       for (int64_t i = 0; i < k; ++i) {
         for (int64_t j = 0; j < k; ++j) {
@@ -71,7 +74,8 @@ void Ops::do_kda(const KdaArgs& args) {
           out[static_cast<size_t>(j)] += static_cast<double>(state[i * k + j]) * q[static_cast<size_t>(i)];
         }
       }
-      for (int64_t j = 0; j < k; ++j) args.out.row(t)[h * k + j] = static_cast<float>(out[static_cast<size_t>(j)]);
+      for (int64_t j = 0; j < k; ++j)
+        args.out.row(t)[h * k + j] = static_cast<float>(out[static_cast<size_t>(j)]);
     }
   }
 }
@@ -80,7 +84,8 @@ void Ops::do_copy(Rows<const float> x, Rows<float> out) {
   for (int64_t t = 0; t < x.rows; ++t) std::copy_n(x.row(t), x.cols, out.row(t));
 }
 
-void Ops::do_layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps, Rows<float> out) {
+void Ops::do_layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps,
+                        Rows<float> out) {
   const auto count = static_cast<double>(x.cols);
   for (int64_t t = 0; t < x.rows; ++t) {
     double sum = 0, square = 0;
@@ -139,17 +144,20 @@ void Ops::do_hyper_weights(const HyperSpec& spec, const float* base, const float
   }
 }
 
-void Ops::do_hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix, Rows<float> out) {
+void Ops::do_hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix,
+                           Rows<float> out) {
   for (int64_t t = 0; t < out.rows; ++t) {
     for (int64_t d = 0; d < out.cols; ++d) {
       double sum = 0;
-      for (int64_t i = 0; i < spec.streams; ++i) sum += static_cast<double>(mix.row(t)[i]) * streams.row(t)[i * out.cols + d];
+      for (int64_t i = 0; i < spec.streams; ++i)
+        sum += static_cast<double>(mix.row(t)[i]) * streams.row(t)[i * out.cols + d];
       out.row(t)[d] = static_cast<float>(sum);
     }
   }
 }
 
-void Ops::do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix, Rows<float> streams) {
+void Ops::do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
+                              Rows<float> streams) {
   const int64_t s = spec.streams;
   std::vector<float> before(static_cast<size_t>(s));
   for (int64_t t = 0; t < y.rows; ++t) {
@@ -159,7 +167,8 @@ void Ops::do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<c
       for (int64_t j = 0; j < s; ++j) before[static_cast<size_t>(j)] = streams.row(t)[j * y.cols + d];
       for (int64_t i = 0; i < s; ++i) {
         double sum = static_cast<double>(post[i]) * y.row(t)[d];
-        for (int64_t j = 0; j < s; ++j) sum += static_cast<double>(comb[j * s + i]) * before[static_cast<size_t>(j)];
+        for (int64_t j = 0; j < s; ++j)
+          sum += static_cast<double>(comb[j * s + i]) * before[static_cast<size_t>(j)];
         streams.row(t)[i * y.cols + d] = static_cast<float>(sum);
       }
     }

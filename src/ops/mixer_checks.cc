@@ -28,20 +28,23 @@ void Ops::index_select(const IndexSelectArgs& args) {
   NIBBLE_CHECK(args.pool > 0 && args.top_k > 0 && args.top_k % args.pool == 0 && args.ape != nullptr);
   NIBBLE_CHECK(args.kv.kv_heads == 1 && args.q.cols == args.weights.cols * args.kv.head_dim);
   NIBBLE_CHECK(args.q.rows == args.rows.count && args.weights.rows == args.rows.count);
-  NIBBLE_CHECK(args.out.positions.rows == args.rows.count && args.out.positions.cols >= args.top_k + args.pool - 1);
+  NIBBLE_CHECK(args.out.positions.rows == args.rows.count &&
+               args.out.positions.cols >= args.top_k + args.pool - 1);
   do_index_select(args);
 }
 
 void Ops::causal_conv(const CausalConvArgs& args) {
   check_same(args.x, args.out);
-  NIBBLE_CHECK(args.taps >= 2 && args.weight != nullptr && args.state != nullptr && args.x.rows == args.rows.count);
+  NIBBLE_CHECK(args.taps >= 2 && args.weight != nullptr && args.state != nullptr &&
+               args.x.rows == args.rows.count);
   do_causal_conv(args);
 }
 
 void Ops::kda(const KdaArgs& args) {
   for (const Rows<const float>* x : {&args.k, &args.v, &args.decay}) check_same(args.q, *x);
   check_same(args.q, args.out);
-  NIBBLE_CHECK(args.beta.rows == args.q.rows && args.q.cols % args.beta.cols == 0 && args.q.rows == args.rows.count);
+  NIBBLE_CHECK(args.beta.rows == args.q.rows && args.q.cols % args.beta.cols == 0 &&
+               args.q.rows == args.rows.count);
   NIBBLE_CHECK(args.dt_bias != nullptr && args.a_log != nullptr && args.state != nullptr);
   do_kda(args);
 }
@@ -51,7 +54,8 @@ void Ops::copy(Rows<const float> x, Rows<float> out) {
   do_copy(x, out);
 }
 
-void Ops::layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps, Rows<float> out) {
+void Ops::layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps,
+                     Rows<float> out) {
   check_same(x, out);
   NIBBLE_CHECK(weight != nullptr && bias != nullptr);
   do_layer_norm(x, weight, bias, eps, out);
@@ -62,7 +66,8 @@ void Ops::linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matr
   const auto heads = static_cast<int64_t>(w_H.size());
   NIBBLE_CHECK(heads > 0 && x.rows == out.rows);
   for (const Matrix& w : w_H) NIBBLE_CHECK(w.k <= x_head && w.n <= out_head);
-  NIBBLE_CHECK((heads - 1) * x_head + w_H.back().k <= x.cols && (heads - 1) * out_head + w_H.back().n <= out.cols);
+  NIBBLE_CHECK((heads - 1) * x_head + w_H.back().k <= x.cols &&
+               (heads - 1) * out_head + w_H.back().n <= out.cols);
   do_linear_heads(x, x_head, w_H, out, out_head);
 }
 
@@ -71,13 +76,15 @@ void Ops::hyper_weights(const HyperSpec& spec, const float* base, const float* s
   do_hyper_weights(spec, base, scale, mix);
 }
 
-void Ops::hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix, Rows<float> out) {
+void Ops::hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix,
+                        Rows<float> out) {
   check_streams(spec, streams, out.cols);
   NIBBLE_CHECK(mix.cols == spec.mix_width() && mix.rows == streams.rows && out.rows == streams.rows);
   do_hyper_collect(spec, streams, mix, out);
 }
 
-void Ops::hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix, Rows<float> streams) {
+void Ops::hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
+                           Rows<float> streams) {
   check_streams(spec, streams, y.cols);
   NIBBLE_CHECK(mix.cols == spec.mix_width() && mix.rows == streams.rows && y.rows == streams.rows);
   do_hyper_distribute(spec, y, mix, streams);

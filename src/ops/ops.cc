@@ -79,7 +79,7 @@ void Ops::attend(const AttendArgs& args) {
 
 void Ops::gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) {
   NIBBLE_CHECK(gate.rows == x.rows && head_dim > 0 && x.cols % head_dim == 0 && kind != OutputGate::kNone);
-  NIBBLE_CHECK(gate.cols == (kind == OutputGate::kSoftplusElement ? x.cols : x.cols / head_dim));
+  NIBBLE_CHECK(gate.cols == (kind == OutputGate::kSoftplusHead ? x.cols / head_dim : x.cols));
   do_gate_output(kind, gate, head_dim, x);
 }
 

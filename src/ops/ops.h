@@ -154,13 +154,16 @@ class Ops {
   // out = (x - mean) * rsqrt(variance + eps) * weight + bias, over each row. out may be x.
   void layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps, Rows<float> out);
   // linear for each head: head h of x (elements h * x_head .. of a row) times w_H[h] to head h of out.
-  void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out, int64_t out_head);
+  void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
+                    int64_t out_head);
   // From the mix [T, 2S + S*S] of a sublayer: pre [S], post [S], comb [S, S] (Sinkhorn-normalized) in place.
   void hyper_weights(const HyperSpec& spec, const float* base, const float* scale, Rows<float> mix);
   // out = sum_i pre_i * stream_i.
-  void hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix, Rows<float> out);
+  void hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix,
+                     Rows<float> out);
   // stream_i = post_i * y + sum_j comb[j, i] * stream_j.
-  void hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix, Rows<float> streams);
+  void hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
+                        Rows<float> streams);
   // out = mean of the streams.
   void hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
   void route(const RouteArgs& args);
@@ -192,14 +195,18 @@ class Ops {
   virtual void do_causal_conv(const CausalConvArgs& args);
   virtual void do_kda(const KdaArgs& args);
   virtual void do_copy(Rows<const float> x, Rows<float> out);
-  virtual void do_layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps, Rows<float> out);
-  virtual void do_hyper_weights(const HyperSpec& spec, const float* base, const float* scale, Rows<float> mix);
-  virtual void do_hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix, Rows<float> out);
-  virtual void do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix, Rows<float> streams);
+  virtual void do_layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps,
+                             Rows<float> out);
+  virtual void do_hyper_weights(const HyperSpec& spec, const float* base, const float* scale,
+                                Rows<float> mix);
+  virtual void do_hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix,
+                                Rows<float> out);
+  virtual void do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
+                                   Rows<float> streams);
   virtual void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
   // Default: one linear a head.
-  virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
-                               int64_t out_head);
+  virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H,
+                               Rows<float> out, int64_t out_head);
   // Default: group rows by expert on the host, gather, three linears an expert, combine. REQUIRES that host
   // code can read the backend's memory.
   virtual void do_expert_ffn(const ExpertFfnArgs& args);

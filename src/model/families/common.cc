@@ -12,7 +12,8 @@ ModelSpec read_common(Config& config) {
   spec.norm_eps = static_cast<float>(config.number("rms_norm_eps", 0, 1));
   spec.tied_head = config.boolean("tie_word_embeddings", false);
   config.only("hidden_act", {"silu"});
-  if (config.has("bos_token_id")) spec.bos = static_cast<int32_t>(config.integer("bos_token_id", 0, spec.vocab - 1));
+  if (config.has("bos_token_id"))
+    spec.bos = static_cast<int32_t>(config.integer("bos_token_id", 0, spec.vocab - 1));
   for (int64_t id : config.integer_or_list("eos_token_id", 0, spec.vocab - 1)) {
     spec.eos.push_back(static_cast<int32_t>(id));
   }

@@ -16,7 +16,8 @@ KdaSpec read_kda(Config& config) {
   kda.heads = c.integer(nested ? "num_heads" : "linear_num_heads", 1, limits::kHeads);
   kda.head_dim = c.integer(nested ? "head_dim" : "linear_head_dim", 1, limits::kHeadDim);
   kda.taps = c.integer(nested ? "short_conv_kernel_size" : "linear_conv_kernel_dim", 2, 16, 4);
-  const char* bound_key = nested ? (c.has("gate_lower_bound") ? "gate_lower_bound" : "lower_bound") : "linear_lower_bound";
+  const char* bound_key =
+      nested ? (c.has("gate_lower_bound") ? "gate_lower_bound" : "lower_bound") : "linear_lower_bound";
   // Absent is the model's own default of -5; null turns the bound off.
   if (!c.is_null(bound_key)) kda.gate_lower_bound = static_cast<float>(c.number(bound_key, -1e3, 0, -5.0));
   c.ignore({"kda_layers", "full_attn_layers", bound_key});  // layer_types says it
@@ -39,7 +40,8 @@ MlaSpec read_mla(Config& config) {
   indexer.top_k = config.integer("index_topk", indexer.pool, limits::kPositions);
   config.only("index_kpool_always_select_tail", {true});
   if (indexer.top_k % indexer.pool != 0) {
-    config.fail(fmt::format("key {}: wanted a multiple of index_kpool {}", config.describe("index_topk"), indexer.pool));
+    config.fail(fmt::format("key {}: wanted a multiple of index_kpool {}", config.describe("index_topk"),
+                            indexer.pool));
   }
   mla.indexer = indexer;
   return mla;
@@ -50,9 +52,10 @@ MlaSpec read_mla(Config& config) {
 ModelSpec glm5_next_spec(Config outer) {
   const bool multimodal = outer.has("text_config");
   Config config = multimodal ? outer.object("text_config") : outer;
-  outer.ignore({"vision_config", "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id",
-                "video_start_token_id", "video_end_token_id", "tie_word_embeddings", "architectures", "model_type",
-                "dtype", "torch_dtype", "transformers_version", "quantization_config"});
+  outer.ignore({"vision_config", "image_token_id", "video_token_id", "image_start_token_id",
+                "image_end_token_id", "video_start_token_id", "video_end_token_id", "tie_word_embeddings",
+                "architectures", "model_type", "dtype", "torch_dtype", "transformers_version",
+                "quantization_config"});
   ModelSpec spec = read_common(config);
   const int64_t layer_count = static_cast<int64_t>(spec.layers.size());
   const std::string root = multimodal ? "model.language_model." : "model.";
@@ -62,8 +65,8 @@ ModelSpec glm5_next_spec(Config outer) {
   spec.names.ignored_prefixes = {"model.visual.", root + "layers." + std::to_string(layer_count) + ".",
                                  root + "shared_head."};
   config.only("attention_bias", {false});
-  config.ignore({"head_dim", "qk_head_dim", "num_key_value_heads", "index_topk_freq", "index_skip_topk_offset",
-                 "num_nextn_predict_layers", "rope_parameters", "rope_theta"});
+  config.ignore({"head_dim", "qk_head_dim", "num_key_value_heads", "index_topk_freq",
+                 "index_skip_topk_offset", "num_nextn_predict_layers", "rope_parameters", "rope_theta"});
   const KdaSpec kda = read_kda(config);
   const MlaSpec mla = read_mla(config);
 
@@ -84,7 +87,8 @@ ModelSpec glm5_next_spec(Config outer) {
   moe.router_bias_required = true;
   const int64_t dense_width = config.integer("intermediate_size", 1, limits::kWidth);
 
-  std::vector<std::string> types(spec.layers.size()), mlps(spec.layers.size()), indexers(spec.layers.size(), "full");
+  std::vector<std::string> types(spec.layers.size()), mlps(spec.layers.size()),
+      indexers(spec.layers.size(), "full");
   for (size_t i = 0; i < types.size(); ++i) {
     types[i] = i % 4 == 3 ? "deepseek_sparse_attention" : "linear_attention";
     mlps[i] = i < 3 ? "dense" : "sparse";
@@ -94,7 +98,8 @@ ModelSpec glm5_next_spec(Config outer) {
   if (config.has("indexer_types")) indexers = config.texts("indexer_types", layer_count);
   bool chosen_before = false;  // an MLA layer whose selection a later one may share
   auto refuse = [&](const char* key, size_t i, const std::string& value, const char* implemented) {
-    config.fail(fmt::format("key '{}', entry {}: '{}' is not implemented; implemented: {}", key, i, value, implemented));
+    config.fail(fmt::format("key '{}', entry {}: '{}' is not implemented; implemented: {}", key, i, value,
+                            implemented));
   };
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     LayerSpec& layer = spec.layers[i];

@@ -1,5 +1,5 @@
-// gpt-oss ("gpt_oss"): sliding and full attention in turn, with sinks and biases everywhere; experts as one MXFP4
-// tensor with gate and up rows interleaved; softmax over the chosen logits; its own activation.
+// gpt-oss ("gpt_oss"): sliding and full attention in turn, with sinks and biases everywhere; experts as one
+// MXFP4 tensor with gate and up rows interleaved; softmax over the chosen logits; its own activation.
 #include "model/families/families.h"
 #include "model/limits.h"
 
@@ -34,9 +34,10 @@ ModelSpec gpt_oss_spec(Config config) {
   if (config.has("layer_types")) types = config.texts("layer_types", layer_count);
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (types[i] != "sliding_attention" && types[i] != "full_attention") {
-      config.fail(fmt::format("key 'layer_types', entry {}: '{}' is not implemented; implemented: full_attention, "
-                              "sliding_attention",
-                              i, types[i]));
+      config.fail(
+          fmt::format("key 'layer_types', entry {}: '{}' is not implemented; implemented: full_attention, "
+                      "sliding_attention",
+                      i, types[i]));
     }
     gqa.window = types[i] == "sliding_attention" ? window : 0;
     spec.layers[i].mixer = gqa;

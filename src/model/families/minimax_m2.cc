@@ -24,7 +24,8 @@ ModelSpec minimax_m2_spec(Config config) {
   check_heads(config, gqa, 0);
   spec.ropes = {read_model_rope(config, gqa.head_dim)};
   if (config.has("rotary_dim")) spec.ropes[0].rotary_dim = config.integer("rotary_dim", 2, gqa.head_dim);
-  if (spec.ropes[0].rotary_dim % 2 != 0) config.fail("key " + config.describe("rotary_dim") + ": wanted an even number");
+  if (spec.ropes[0].rotary_dim % 2 != 0)
+    config.fail("key " + config.describe("rotary_dim") + ": wanted an even number");
   MoeSpec moe;
   moe.experts = config.integer("num_local_experts", 1, limits::kExperts);
   moe.chosen = config.integer("num_experts_per_tok", 1, moe.experts);

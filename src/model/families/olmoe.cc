@@ -1,4 +1,5 @@
-// OLMoE ("olmoe"): attention with one norm over all heads of q and of k, softmax router without renormalization.
+// OLMoE ("olmoe"): attention with one norm over all heads of q and of k, softmax router without
+// renormalization.
 #include "model/families/families.h"
 #include "model/limits.h"
 

@@ -25,7 +25,8 @@ ModelSpec qwen3_spec(Config config) {
   const GqaSpec gqa = read_attention(config, spec);
   if (config.has("layer_types")) {
     for (const std::string& type : config.texts("layer_types", static_cast<int64_t>(spec.layers.size()))) {
-      if (type != "full_attention") config.fail("key 'layer_types': '" + type + "' is not implemented; implemented: full_attention");
+      if (type != "full_attention")
+        config.fail("key 'layer_types': '" + type + "' is not implemented; implemented: full_attention");
     }
   }
   const int64_t width = config.integer("intermediate_size", 1, limits::kWidth);

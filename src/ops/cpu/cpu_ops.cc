@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -118,8 +119,12 @@ class CpuOps final : public Ops {
       float factors[kAtOnce];
       for (int64_t i = 0; i < gate.cols; i += kAtOnce) {
         const int64_t n = std::min(kAtOnce, gate.cols - i);
-        kernels_.softplus(gate.row(t) + i, n, factors);
-        if (kind == OutputGate::kSoftplusElement) {
+        if (kind == OutputGate::kSigmoidElement) {
+          for (int64_t j = 0; j < n; ++j) factors[j] = 1.0f / (1.0f + std::exp(-gate.row(t)[i + j]));
+        } else {
+          kernels_.softplus(gate.row(t) + i, n, factors);
+        }
+        if (kind != OutputGate::kSoftplusHead) {
           kernels_.multiply(factors, n, x.row(t) + i);
           continue;
         }

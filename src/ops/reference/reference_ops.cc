@@ -153,7 +153,8 @@ class ReferenceOps final : public Ops {
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
     for (int64_t t = 0; t < x.rows; ++t) {
       for (int64_t i = 0; i < x.cols; ++i) {
-        x.row(t)[i] *= softplus(gate.row(t)[kind == OutputGate::kSoftplusHead ? i / head_dim : i]);
+        const float g = gate.row(t)[kind == OutputGate::kSoftplusHead ? i / head_dim : i];
+        x.row(t)[i] *= kind == OutputGate::kSigmoidElement ? 1.0f / (1.0f + std::exp(-g)) : softplus(g);
       }
     }
   }
