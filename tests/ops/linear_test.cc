@@ -74,7 +74,7 @@ TEST_P(Linear, AllNibblesAreExact) {
     for (size_t i = 0; i < w.scales.size(); ++i) {
       const auto n = static_cast<uint8_t>(i / row_bytes);
       const bool bad = format == MatrixFormat::kNvfp4   ? e4m3_is_nan(n)
-                       : format == MatrixFormat::kMxfp4 ? n == 0xFF
+                       : format == MatrixFormat::kMxfp4 ? n > 0xFC  // 6 times more is infinite
                                                         : (n & 0x7C) == 0x7C;
       w.scales[i] = bad ? 0 : n;
     }
@@ -151,7 +151,7 @@ TEST_P(Linear, AllHalfCodesAreExact) {
 TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
   Random random(4);
   for (MatrixFormat format : kFormats) {
-    for (int64_t k : {columns_for(format, 400), columns_for(format, 2064), columns_for(format, 1041)}) {
+    for (int64_t k : {columns_for(format, 2064), columns_for(format, 1041)}) {
       TestMatrix w(random, format, 37, k, 0.5f);
       RowsBuffer all = RowsBuffer::random(random, 130, k);
       RowsBuffer alone(130, w.matrix.n);

@@ -161,8 +161,9 @@ TEST_P(RowOps, Activate) {
         // Where exp(-g) overflows, the product that is left is below 90 * 2^-128. The rounding of alpha * g
         // is a relative error of sigmoid.
         const double relative = 8 + (is_gpt_oss ? std::fabs(g * spec.alpha) : 0);
-        if (std::fabs(wanted) > 3e38) continue;
-        judge.check(out[i], wanted, relative * kEpsilon * std::fabs(wanted) + 0x1p-120 * std::fabs(factor),
+        if (std::fabs(wanted) > 3e38) continue;  // subnormal results are off by a unit of their own
+        judge.check(out[i], wanted,
+                    relative * kEpsilon * std::fabs(wanted) + 0x1p-120 * std::fabs(factor) + 0x1p-147,
                     "gate " + std::to_string(g) + ", up " + std::to_string(u));
         float alone = kNaN;
         ops_->activate(spec, {gate.data() + i, 1, 1}, {up.data() + i, 1, 1}, {&alone, 1, 1});
