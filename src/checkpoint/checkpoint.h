@@ -110,6 +110,11 @@ class Checkpoint {
   Status require(const std::string& scales, const std::string& codes) const;
   Status check_group(MatrixFormat format, const std::string& name, int64_t k) const;
   Status check_scales(const std::string& name, const TensorView& scales, int64_t columns) const;
+  // By steps of stacked(). Every second row of a tensor whose rows have row_bytes (kAll: all, no copy).
+  Result<const std::byte*> split_rows(const TensorView& view, int64_t rows, int64_t row_bytes,
+                                      RowSplit split);
+  Result<std::vector<Matrix>> transposed(const TensorView& view, int64_t experts, int64_t n, int64_t k,
+                                         RowSplit split);
   // Memory that lives as long as this.
   Result<std::byte*> own(int64_t bytes, const std::string& name);
 

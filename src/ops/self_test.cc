@@ -2,18 +2,21 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "ops/backend.h"
 #include "quant/float_codes.h"
-#include "quant/nvfp4.h"
 
 namespace nibble {
 namespace {
 
-// Sizes with tails: no multiple of any tile, several rows an expert, one expert without rows.
-constexpr int64_t kTokens = 5, kExperts = 4, kChosen = 2, kWidth = 144, kExpertWidth = 48;
-// float32 sums of 144 products in another order differ by less than this share of the largest output.
+// Sizes with tails: no multiple of 128, several rows an expert, one expert without rows.
+constexpr int64_t kTokens = 5, kExperts = 4, kChosen = 2, kWidth = 160, kExpertWidth = 96;
+// The formats whose kernels differ from machine to machine.
+using enum MatrixFormat;
+constexpr std::array kFormats = {kF32, kF16, kBF16, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block};
+// float32 sums of 160 products in another order differ by less than this share of the largest output.
 constexpr double kTolerance = 1e-4;
 
 // A fixed sequence in [-1, 1).
@@ -33,31 +36,47 @@ struct HostMatrix {
   Matrix matrix;
 };
 
+template <class T>
+void put(std::vector<uint8_t>& bytes, int64_t element, T value) {
+  std::memcpy(bytes.data() + element * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
+// Numbers of plain formats are below 1; of the others every code occurs, under scales of about 2^-8.
 HostMatrix make_matrix(MatrixFormat format, int64_t n, int64_t k, Numbers& numbers) {
   HostMatrix m;
   m.matrix = {.format = format, .n = n, .k = k};
-  if (format == MatrixFormat::kNvfp4) {
-    m.codes.resize(static_cast<size_t>(n * k / 2));
-    m.scales.resize(static_cast<size_t>(n * k / nvfp4::kGroup));
-    m.matrix.tensor_scale = 0.01f;
-    std::vector<float> row(static_cast<size_t>(k));
-    for (int64_t i = 0; i < n; ++i) {
-      for (float& value : row) value = numbers.next();
-      nvfp4::quantize_row(row.data(), k, m.matrix.tensor_scale, &m.codes[static_cast<size_t>(i * k / 2)],
-                          &m.scales[static_cast<size_t>(i * k / nvfp4::kGroup)]);
-    }
-  } else {
-    const bool wide = format == MatrixFormat::kF32;
-    m.codes.resize(static_cast<size_t>(n * k * (wide ? 4 : 2)));
-    for (int64_t i = 0; i < n * k; ++i) {
-      const float value = numbers.next();
-      if (wide) {
-        reinterpret_cast<float*>(m.codes.data())[i] = value;
-      } else {
-        reinterpret_cast<uint16_t*>(m.codes.data())[i] =
-            format == MatrixFormat::kBF16 ? float_to_bf16(value) : float_to_f16(value);
-      }
-    }
+  m.codes.resize(static_cast<size_t>(matrix_code_bytes(format, n, k)));
+  m.scales.resize(static_cast<size_t>(matrix_scale_bytes(format, n, k)));
+  auto below = [&](int count) {
+    return static_cast<int>((numbers.next() + 1.0f) * 0.5f * static_cast<float>(count));
+  };
+  const int64_t codes = std::ssize(m.codes), scales = std::ssize(m.scales);
+  switch (format) {
+    case kF32:
+      for (int64_t i = 0; i < codes / 4; ++i) put(m.codes, i, numbers.next());
+      break;
+    case kF16:
+      for (int64_t i = 0; i < codes / 2; ++i) put(m.codes, i, float_to_f16(numbers.next()));
+      break;
+    case kBF16:
+      for (int64_t i = 0; i < codes / 2; ++i) put(m.codes, i, float_to_bf16(numbers.next()));
+      break;
+    default:
+      for (int64_t i = 0; i < codes; ++i) put(m.codes, i, static_cast<uint8_t>(below(256)));
+  }
+  if (format == kF8E4M3 || format == kFp8Block) {
+    for (uint8_t& code : m.codes) code = e4m3_is_nan(code) ? 0 : code;
+  }
+  if (format == kNvfp4) {
+    for (int64_t i = 0; i < scales; ++i) put(m.scales, i, static_cast<uint8_t>(0x08 + below(0x18)));
+  } else if (format == kMxfp4) {
+    for (int64_t i = 0; i < scales; ++i) put(m.scales, i, static_cast<uint8_t>(116 + below(8)));
+  } else if (format == kQ4) {
+    for (int64_t i = 0; i < scales / 2; ++i) put(m.scales, i, float_to_f16(numbers.next() * 0x1p-7f));
+  } else if (format == kFp8Block) {
+    for (int64_t i = 0; i < scales / 4; ++i) put(m.scales, i, numbers.next() * 0x1p-7f);
+  } else if (format == kF8E4M3) {
+    m.matrix.tensor_scale = 0x1p-8f;
   }
   m.matrix.codes = m.codes.data();
   m.matrix.scales = m.scales.empty() ? nullptr : m.scales.data();
@@ -107,8 +126,7 @@ Result<std::vector<float>> run(Ops& ops, const std::vector<HostMatrix>& matrices
 
 Status self_test(Ops& ops) {
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> reference, make_backend("reference", {.threads = 1}));
-  for (MatrixFormat format :
-       {MatrixFormat::kF32, MatrixFormat::kF16, MatrixFormat::kBF16, MatrixFormat::kNvfp4}) {
+  for (MatrixFormat format : kFormats) {
     Numbers numbers;
     std::vector<HostMatrix> matrices;
     for (int64_t e = 0; e < kExperts; ++e) {

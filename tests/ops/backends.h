@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <ostream>
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/numbers.h"
 #include "ops/backend.h"
 #include "ops/cpu/isa.h"
 #include "quant/float_codes.h"
@@ -162,22 +164,56 @@ struct TestMatrix {
 
   TestMatrix(Random& random, MatrixFormat format, int64_t n, int64_t k, float tensor_scale = 1.0f) {
     matrix = {format, n, k, nullptr, nullptr, tensor_scale};
-    if (format == MatrixFormat::kNvfp4) {
-      codes.resize(static_cast<size_t>(n * k / 2));
-      scales.resize(static_cast<size_t>(n * k / nvfp4::kGroup));
-      for (uint8_t& code : codes) code = static_cast<uint8_t>(random.below(256));
-      // Scales from 2^-6 (subnormal codes among them) to 2, both signs.
-      for (uint8_t& scale : scales)
-        scale = static_cast<uint8_t>(random.below(0x40) | (random.below(8) == 0 ? 0x80 : 0));
-    } else {
-      const int64_t bytes = format == MatrixFormat::kF32 ? 4 : 2;
-      codes.resize(static_cast<size_t>(n * k * bytes));
-      for (int64_t i = 0; i < n * k; ++i) {
-        float value = random.normal();
-        uint16_t half = format == MatrixFormat::kF16 ? float_to_f16(value) : float_to_bf16(value);
-        std::memcpy(codes.data() + i * bytes, bytes == 4 ? static_cast<void*>(&value) : &half,
-                    static_cast<size_t>(bytes));
-      }
+    codes.resize(static_cast<size_t>(matrix_code_bytes(format, n, k)));
+    scales.resize(static_cast<size_t>(matrix_scale_bytes(format, n, k)));
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random.below(256));
+    switch (format) {
+      case MatrixFormat::kF32:
+        for (int64_t i = 0; i < n * k; ++i) put(codes, i * 4, random.normal());
+        break;
+      case MatrixFormat::kF16:
+        for (int64_t i = 0; i < n * k; ++i) put(codes, i * 2, float_to_f16(random.normal()));
+        break;
+      case MatrixFormat::kBF16:
+        for (int64_t i = 0; i < n * k; ++i) put(codes, i * 2, float_to_bf16(random.normal()));
+        break;
+      case MatrixFormat::kNvfp4:
+        // Scales from 2^-6 (subnormal codes among them) to 2, both signs.
+        for (uint8_t& scale : scales)
+          scale = static_cast<uint8_t>(random.below(0x40) | (random.below(8) == 0 ? 0x80 : 0));
+        break;
+      case MatrixFormat::kMxfp4:
+        for (uint8_t& scale : scales) scale = exponent(random);
+        break;
+      case MatrixFormat::kQ4:
+        for (size_t i = 0; i < scales.size(); i += 2)
+          put(scales, static_cast<int64_t>(i), float_to_f16(random.normal()));
+        break;
+      case MatrixFormat::kFp8Block:
+        for (size_t i = 0; i < scales.size(); i += 4) put(scales, static_cast<int64_t>(i), random.normal());
+        [[fallthrough]];
+      case MatrixFormat::kF8E4M3:
+        for (uint8_t& code : codes) code = e4m3_is_nan(code) ? 0 : code;
+        break;
+      case MatrixFormat::kGgufQ4_0:
+      case MatrixFormat::kGgufQ8_0:
+        put_halves(random, {0});
+        break;
+      case MatrixFormat::kGgufQ4_1:
+      case MatrixFormat::kGgufQ4K:
+        put_halves(random, {0, 2});
+        break;
+      case MatrixFormat::kGgufQ6K:
+        put_halves(random, {208});
+        break;
+      case MatrixFormat::kGgufMxfp4:
+        for (size_t i = 0; i < codes.size(); i += 17) codes[i] = exponent(random);
+        break;
+      case MatrixFormat::kGgufNvfp4:
+        for (size_t i = 0; i < codes.size(); ++i) {
+          if (i % 36 < 4) codes[i] = static_cast<uint8_t>(random.below(0x40));
+        }
+        break;
     }
     point();
   }
@@ -188,13 +224,34 @@ struct TestMatrix {
   TestMatrix& operator=(const TestMatrix&) = delete;
 
  private:
+  template <class T>
+  static void put(std::vector<uint8_t>& bytes, int64_t at, T value) {
+    std::memcpy(bytes.data() + at, &value, sizeof(value));
+  }
+  // e8m0 from 2^-15 to 2.
+  static uint8_t exponent(Random& random) { return static_cast<uint8_t>(112 + random.below(17)); }
+  // The f16 numbers at these places of each GGUF block.
+  void put_halves(Random& random, std::initializer_list<int64_t> places) {
+    for (int64_t block = 0; block < std::ssize(codes);
+         block += matrix_format_info(matrix.format).group_bytes) {
+      for (int64_t place : places) put(codes, block + place, float_to_f16(random.normal()));
+    }
+  }
   void point() {
     matrix.codes = codes.data();
     matrix.scales = scales.empty() ? nullptr : scales.data();
   }
 };
 
-inline constexpr MatrixFormat kFormats[] = {MatrixFormat::kF32, MatrixFormat::kF16, MatrixFormat::kBF16,
-                                            MatrixFormat::kNvfp4};
+inline constexpr MatrixFormat kFormats[] = {
+    MatrixFormat::kF32,      MatrixFormat::kF16,       MatrixFormat::kBF16,     MatrixFormat::kNvfp4,
+    MatrixFormat::kMxfp4,    MatrixFormat::kQ4,        MatrixFormat::kF8E4M3,   MatrixFormat::kFp8Block,
+    MatrixFormat::kGgufQ4_0, MatrixFormat::kGgufQ4_1,  MatrixFormat::kGgufQ8_0, MatrixFormat::kGgufQ4K,
+    MatrixFormat::kGgufQ6K,  MatrixFormat::kGgufMxfp4, MatrixFormat::kGgufNvfp4};
+
+// The smallest number of columns from k that the format can have.
+inline int64_t columns_for(MatrixFormat format, int64_t k) {
+  return round_up(k, matrix_format_info(format).group);
+}
 
 }  // namespace nibble::testing

@@ -14,6 +14,8 @@ struct Layer {
   std::vector<ExpertWeights> experts;
   RowsBuffer x, weights;
   std::vector<int32_t> ids;
+  ActivationSpec activation;
+  std::vector<std::vector<float>> biases;
 
   Layer(Random& random, const Shape& shape_, MatrixFormat up_format, MatrixFormat down_format)
       : shape(shape_),
@@ -28,11 +30,24 @@ struct Layer {
       const size_t at = static_cast<size_t>(e) * 3;
       experts.push_back({matrices[at].matrix, matrices[at + 1].matrix, matrices[at + 2].matrix});
     }
+    choose(random);
+  }
+  void choose(Random& random) {
     std::vector<int32_t> all(static_cast<size_t>(shape.experts));
     for (size_t e = 0; e < all.size(); ++e) all[e] = static_cast<int32_t>(e);
     for (int64_t t = 0; t < shape.tokens; ++t) {
       std::shuffle(all.begin(), all.end(), random.engine());
       ids.insert(ids.end(), all.begin(), all.begin() + shape.chosen);
+    }
+  }
+  // Gives expert e the biases that the bits of e say.
+  void add_biases(Random& random) {
+    for (size_t e = 0; e < experts.size(); ++e) {
+      biases.push_back(random.floats(2 * shape.width + shape.model));
+      const float* bias = biases.back().data();
+      if ((e & 1) != 0) experts[e].gate_bias = bias;
+      if ((e & 2) != 0) experts[e].up_bias = bias + shape.width;
+      if ((e & 4) != 0) experts[e].down_bias = bias + 2 * shape.width;
     }
   }
 };
@@ -53,7 +68,7 @@ RowsBuffer expert_ffn(Ops& ops, const Layer& layer, int64_t first = 0, int64_t c
   RowsBuffer out(count, layer.shape.model);
   Rows<const int32_t> ids(layer.ids.data(), layer.shape.tokens, layer.shape.chosen);
   ops.expert_ffn({layer.x.read().slice(first, count), ids.slice(first, count),
-                  layer.weights.read().slice(first, count), layer.experts, Activation::kSilu, scratch.view(),
+                  layer.weights.read().slice(first, count), layer.experts, layer.activation, scratch.view(),
                   out.view()});
   return out;
 }
@@ -69,8 +84,11 @@ RowsBuffer unfused(Ops& ops, const Layer& layer) {
           layer.experts[static_cast<size_t>(layer.ids[static_cast<size_t>(t * s.chosen + a)])];
       ops.linear(layer.x.read().slice(t, 1), w.gate, gate.view());
       ops.linear(layer.x.read().slice(t, 1), w.up, up.view());
-      ops.activate(Activation::kSilu, gate.view(), up.view(), gate.view());
+      if (w.gate_bias != nullptr) ops.add_bias(gate.view(), w.gate_bias);
+      if (w.up_bias != nullptr) ops.add_bias(up.view(), w.up_bias);
+      ops.activate(layer.activation, gate.view(), up.view(), gate.view());
       ops.linear(gate.view(), w.down, down.view());
+      if (w.down_bias != nullptr) ops.add_bias(down.view(), w.down_bias);
       for (int64_t i = 0; i < s.model; ++i) {
         out.view().row(t)[i] += layer.weights.read().row(t)[a] * down.view().row(0)[i];
       }
@@ -110,10 +128,58 @@ TEST_P(ExpertFfn, AllRowsOnOneExpertAndTwiceInARow) {
   EXPECT_TRUE(same_bits(first.view(), expert_ffn(*ops_, layer).view()));
 }
 
+TEST_P(ExpertFfn, EveryFormat) {
+  Random random(27);
+  for (MatrixFormat format : kFormats) {
+    for (Shape shape : {Shape{4, 2, 256, 256, 3}, Shape{3, 3, 512, 256, 9}}) {
+      Layer layer(random, shape, format, format);
+      EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer).view(), unfused(*ops_, layer).view()))
+          << matrix_format_name(format) << ", tokens " << shape.tokens;
+    }
+  }
+}
+
+TEST_P(ExpertFfn, BiasesAndActivations) {
+  using enum MatrixFormat;
+  Random random(28);
+  for (auto [up, down] : {std::pair{kMxfp4, kMxfp4}, {kBF16, kQ4}, {kGgufQ4_0, kF32}}) {
+    for (ActivationSpec activation : {ActivationSpec{}, ActivationSpec{ActivationSpec::kSiluClamped, 0.5f},
+                                      ActivationSpec{ActivationSpec::kGptOss, 0.7f}}) {
+      for (Shape shape : {Shape{9, 3, 96, 160, 2}, Shape{8, 4, 160, 96, 33}}) {
+        Layer layer(random, shape, up, down);
+        layer.activation = activation;
+        RowsBuffer without = expert_ffn(*ops_, layer);
+        layer.add_biases(random);
+        RowsBuffer with = expert_ffn(*ops_, layer);
+        EXPECT_TRUE(same_bits(with.view(), unfused(*ops_, layer).view())) << matrix_format_name(up);
+        EXPECT_FALSE(same_bits(with.view(), without.view()));
+      }
+    }
+  }
+}
+
 // Layers whose experts differ in format, as real files have them in places.
 TEST_P(ExpertFfn, MixedFormats) {
   Random random(24);
-  Shape shape{3, 2, 64, 48, 6};
+  Shape shape{5, 2, 256, 512, 6};
+  // One packing for all (the fused path), two kinds of it, and one matrix of another.
+  const std::vector<std::vector<MatrixFormat>> mixes = {
+      {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4},
+      {MatrixFormat::kBF16, MatrixFormat::kF8E4M3, MatrixFormat::kGgufQ6K, MatrixFormat::kFp8Block},
+      {std::begin(kFormats), std::end(kFormats)}};
+  for (const std::vector<MatrixFormat>& mix : mixes) {
+    Layer layer(random, shape, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
+    std::vector<TestMatrix> others;
+    others.reserve(layer.experts.size() * 3);
+    for (ExpertWeights& expert : layer.experts) {
+      for (Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+        others.emplace_back(random, mix[others.size() % mix.size()], matrix->n, matrix->k, 0.02f);
+        *matrix = others.back().matrix;
+      }
+    }
+    EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer).view(), unfused(*ops_, layer).view()))
+        << matrix_format_name(mix.front());
+  }
   Layer layer(random, shape, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
   TestMatrix up(random, MatrixFormat::kBF16, shape.width, shape.model);
   layer.experts[1].up = up.matrix;

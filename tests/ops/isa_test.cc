@@ -21,8 +21,8 @@ TEST(Isa, EveryTableIsCompleteAndItsOwn) {
   std::vector<const cpu::Kernels*> tables = cpu::usable_kernels();
   for (size_t i = 0; i < tables.size(); ++i) {
     const cpu::Kernels& k = *tables[i];
-    EXPECT_TRUE(k.pack && k.linear && k.gate_up && k.attend && k.rms_norm && k.rope && k.silu_mul && k.add &&
-                k.add_scaled && k.softplus && k.multiply && k.multiply_by && k.exp);
+    EXPECT_TRUE(k.pack && k.linear && k.gate_up && k.attend && k.rms_norm && k.rope && k.rope_interleaved &&
+                k.activate && k.add && k.add_scaled && k.softplus && k.multiply && k.multiply_by && k.exp);
     for (size_t j = 0; j < i; ++j) {
       EXPECT_NE(k.linear, tables[j]->linear) << k.isa << " and " << tables[j]->isa;
       EXPECT_NE(k.exp, tables[j]->exp);
@@ -46,15 +46,19 @@ TEST(Isa, AnUnknownOneIsAUserErrorThatNamesThoseThatExist) {
 // AVX2 and AVX-512 have FMA and the same lane order.
 TEST(Isa, FmaKernelsAgreeBitForBit) {
   Random random(51);
-  TestMatrix w(random, MatrixFormat::kNvfp4, 50, 1168);
-  RowsBuffer x = RowsBuffer::random(random, 9, 1168);
-  std::vector<RowsBuffer> results;
-  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
-    if (std::string(kernels->isa) == "generic") continue;
-    results.emplace_back(9, 50);
-    make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, results.back().view());
+  for (MatrixFormat format : kFormats) {
+    const int64_t k = columns_for(format, 1168);
+    TestMatrix w(random, format, 50, k);
+    RowsBuffer x = RowsBuffer::random(random, 9, k);
+    std::vector<RowsBuffer> results;
+    for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+      if (std::string(kernels->isa) == "generic") continue;
+      results.emplace_back(9, 50);
+      make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, results.back().view());
+    }
+    for (const RowsBuffer& result : results)
+      EXPECT_TRUE(same_bits(result.read(), results.front().read())) << matrix_format_name(format);
   }
-  for (const RowsBuffer& result : results) EXPECT_TRUE(same_bits(result.read(), results.front().read()));
 }
 
 double ulp(double value) {

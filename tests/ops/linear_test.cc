@@ -18,12 +18,13 @@ TEST_P(Linear, AgreesWithTheFormula) {
   struct Shape {
     int64_t n, k;
   };
-  const Shape shapes[] = {{1, 16},   {7, 17},   {130, 63},  {7, 384},  {130, 400},  {33, 1000},
-                          {5, 1008}, {3, 1024}, {18, 1040}, {9, 2064}, {130, 1152}, {4, 1}};
+  const Shape shapes[] = {{1, 16},     {7, 17},   {130, 63},  {7, 384},   {130, 400},
+                          {33, 1000},  {5, 1008}, {3, 1024},  {18, 1040}, {9, 2064},
+                          {130, 1152}, {4, 1},    {19, 2272}, {131, 256}, {5, 1280}};
   for (MatrixFormat format : kFormats) {
     Judge judge("linear_" + std::string(matrix_format_name(format)));
     for (const Shape& shape : shapes) {
-      if (format == MatrixFormat::kNvfp4 && shape.k % 16 != 0) continue;
+      if (shape.k % matrix_format_info(format).group != 0) continue;
       TestMatrix w(random, format, shape.n, shape.k, 0.37f);
       std::vector<float> weights(static_cast<size_t>(shape.k));
       for (int64_t rows : {1, 2, 3, 5, 8, 17, 33}) {
@@ -56,39 +57,66 @@ TEST_P(Linear, AgreesWithTheFormula) {
   }
 }
 
-// Every e2m1 code with every e4m3 scale, picked out by a one-hot row at every place of a 128-column chunk.
-TEST_P(Linear, AllNvfp4CodesAreExact) {
+// Every nibble with every scale code (of f16: every 257th), picked out by a one-hot row at every place of a
+// 128-column chunk.
+TEST_P(Linear, AllNibblesAreExact) {
   Random random(2);
   constexpr int64_t kColumns = 256;
-  // Row n has the block scale n everywhere; column c has the code (c + c / 16) % 16.
-  TestMatrix w(random, MatrixFormat::kNvfp4, 256, kColumns);
-  for (int64_t n = 0; n < 256; ++n) {
-    for (int64_t c = 0; c < kColumns / 2; ++c) {
-      auto code = [](int64_t column) { return static_cast<uint8_t>((column + column / 16) % 16); };
-      w.codes[static_cast<size_t>(n * kColumns / 2 + c)] =
-          static_cast<uint8_t>(code(2 * c) | (code(2 * c + 1) << 4));
+  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
+    // Row n has the block scale n everywhere; column c has the code (c + c / 16) % 16.
+    TestMatrix w(random, format, 256, kColumns);
+    auto code = [](int64_t column) { return static_cast<uint8_t>((column + column / 16) % 16); };
+    for (int64_t c = 0; c < 256 * kColumns; c += 2)
+      w.codes[static_cast<size_t>(c / 2)] =
+          static_cast<uint8_t>(code(c % kColumns) | (code(c % kColumns + 1) << 4));
+    // Both bytes of an f16 scale, one byte of others; those that are not finite become 0.
+    const size_t row_bytes = w.scales.size() / 256;
+    for (size_t i = 0; i < w.scales.size(); ++i) {
+      const auto n = static_cast<uint8_t>(i / row_bytes);
+      const bool bad = format == MatrixFormat::kNvfp4   ? e4m3_is_nan(n)
+                       : format == MatrixFormat::kMxfp4 ? n > 0xFC  // 6 times more is infinite
+                                                        : (n & 0x7C) == 0x7C;
+      w.scales[i] = bad ? 0 : n;
     }
-    for (int64_t b = 0; b < kColumns / 16; ++b) {
-      w.scales[static_cast<size_t>(n * kColumns / 16 + b)] =
-          static_cast<uint8_t>(e4m3_is_nan(static_cast<uint8_t>(n)) ? 0 : n);
+    std::vector<std::vector<float>> wanted(256, std::vector<float>(kColumns));
+    for (int64_t n = 0; n < 256; ++n) dequantize_row(w.matrix, n, wanted[static_cast<size_t>(n)].data());
+    for (int64_t rows_at_once : {1, 256}) {
+      for (int64_t first = 0; first < kColumns; first += rows_at_once) {
+        RowsBuffer x(rows_at_once, kColumns);
+        for (int64_t r = 0; r < rows_at_once; ++r) {
+          std::fill_n(x.view().row(r), kColumns, 0.0f);
+          x.view().row(r)[first + r] = 1.0f;
+        }
+        RowsBuffer out = run(x, w.matrix);
+        for (int64_t r = 0; r < rows_at_once; ++r) {
+          for (int64_t n = 0; n < 256; ++n) {
+            ASSERT_EQ(out.view().row(r)[n], wanted[static_cast<size_t>(n)][static_cast<size_t>(first + r)])
+                << matrix_format_name(format) << ", column " << first + r << ", scale code " << n;
+          }
+        }
+      }
     }
   }
-  for (int64_t rows_at_once : {1, 256}) {
-    for (int64_t first = 0; first < kColumns; first += rows_at_once) {
-      RowsBuffer x(rows_at_once, kColumns);
-      for (int64_t r = 0; r < rows_at_once; ++r) {
-        std::fill_n(x.view().row(r), kColumns, 0.0f);
-        x.view().row(r)[first + r] = 1.0f;
-      }
+}
+
+// All e4m3 codes but NaN, at each lane.
+TEST_P(Linear, AllFp8CodesAreExact) {
+  Random random(9);
+  for (MatrixFormat format : {MatrixFormat::kF8E4M3, MatrixFormat::kFp8Block}) {
+    TestMatrix w(random, format, 256, 256);
+    for (size_t i = 0; i < w.codes.size(); ++i) {
+      const auto code = static_cast<uint8_t>(i / 256 + i % 256);
+      w.codes[i] = e4m3_is_nan(code) ? 0 : code;
+    }
+    std::vector<float> wanted(256);
+    for (int64_t column = 0; column < 256; column += 5) {
+      RowsBuffer x(1, 256);
+      std::fill_n(x.view().row(0), 256, 0.0f);
+      x.view().row(0)[column] = 1.0f;
       RowsBuffer out = run(x, w.matrix);
-      for (int64_t r = 0; r < rows_at_once; ++r) {
-        const int64_t column = first + r;
-        for (int64_t n = 0; n < 256; ++n) {
-          if (e4m3_is_nan(static_cast<uint8_t>(n))) continue;
-          float wanted = e2m1_to_float(static_cast<uint8_t>((column + column / 16) % 16)) *
-                         e4m3_to_float(static_cast<uint8_t>(n));
-          ASSERT_EQ(out.view().row(r)[n], wanted) << "column " << column << ", scale code " << n;
-        }
+      for (int64_t n = 0; n < 256; ++n) {
+        dequantize_row(w.matrix, n, wanted.data());
+        ASSERT_EQ(out.view().row(0)[n], wanted[static_cast<size_t>(column)]) << "n " << n << ", " << column;
       }
     }
   }
@@ -123,7 +151,7 @@ TEST_P(Linear, AllHalfCodesAreExact) {
 TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
   Random random(4);
   for (MatrixFormat format : kFormats) {
-    for (int64_t k : {int64_t{400}, int64_t{2064}, int64_t{format == MatrixFormat::kNvfp4 ? 1040 : 1041}}) {
+    for (int64_t k : {columns_for(format, 2064), columns_for(format, 1041)}) {
       TestMatrix w(random, format, 37, k, 0.5f);
       RowsBuffer all = RowsBuffer::random(random, 130, k);
       RowsBuffer alone(130, w.matrix.n);
@@ -146,9 +174,10 @@ TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
 TEST_P(Linear, ThreadsAndStridesChangeNoBit) {
   Random random(5);
   for (MatrixFormat format : kFormats) {
-    TestMatrix w(random, format, 515, 272, 1.5f);
+    const int64_t k = columns_for(format, 272);
+    TestMatrix w(random, format, 515, k, 1.5f);
     for (int64_t rows : {1, 5, 40}) {
-      RowsBuffer x = RowsBuffer::random(random, rows, 272);
+      RowsBuffer x = RowsBuffer::random(random, rows, k);
       RowsBuffer wanted = run(x, w.matrix);
       for (int threads : {1, 2, 3, 7}) {
         std::unique_ptr<Ops> ops = make_ops(GetParam(), threads);
@@ -163,14 +192,21 @@ TEST_P(Linear, ThreadsAndStridesChangeNoBit) {
 TEST_P(Linear, WeightRowsDoNotLeakIntoEachOther) {
   Random random(6);
   for (MatrixFormat format : kFormats) {
-    TestMatrix w(random, format, 9, 48);
-    RowsBuffer x = RowsBuffer::random(random, 2, 48);
+    const int64_t k = columns_for(format, 48);
+    const MatrixFormatInfo& info = matrix_format_info(format);
+    TestMatrix w(random, format, 9, k);
+    RowsBuffer x = RowsBuffer::random(random, 2, k);
     RowsBuffer all = run(x, w.matrix);
     for (int64_t n = 0; n < 9; ++n) {
       Matrix one = w.matrix;
       one.n = 1;
-      one.codes = w.codes.data() + n * static_cast<int64_t>(w.codes.size()) / 9;
-      if (one.scales != nullptr) one.scales = w.scales.data() + n * 3;
+      // Bytes of its own, exactly as many as it has.
+      const uint8_t* row = w.codes.data() + n * info.code_row_bytes(k);
+      const std::vector<uint8_t> codes(row, row + info.code_row_bytes(k));
+      one.codes = codes.data();
+      const uint8_t* row_scales = w.scales.data() + n / info.scale_rows * info.scale_row_bytes(k);
+      const std::vector<uint8_t> scales(row_scales, row_scales + info.scale_row_bytes(k));
+      if (one.scales != nullptr) one.scales = scales.data();
       RowsBuffer out = run(x, one);
       for (int64_t t = 0; t < 2; ++t) EXPECT_TRUE(same_bits(out.view().row(t), all.view().row(t) + n, 1));
     }

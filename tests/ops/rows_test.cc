@@ -1,4 +1,6 @@
 // The operations on rows: norm, rotary, gates, activation, addition, embedding, cache writes.
+#include <tuple>
+
 #include "ops/backends.h"
 
 namespace nibble::testing {
@@ -79,6 +81,48 @@ TEST_P(RowOps, Rope) {
   }
 }
 
+// The rotated elements of each head, in the order of halves: interleaved ones and those at an offset are the
+// same rotation of the same numbers elsewhere.
+TEST_P(RowOps, RopeStylesAndOffsetsMoveNumbersOnly) {
+  Random random(39);
+  constexpr int64_t kHeads = 3, kRows = 5;
+  for (auto [dim, rotary, offset] : {std::tuple<int64_t, int64_t, int64_t>{64, 64, 0},
+                                     {64, 32, 0},
+                                     {96, 64, 32},
+                                     {20, 6, 3},
+                                     {40, 40, 0}}) {
+    const int64_t half = rotary / 2;
+    RowsBuffer table = RowsBuffer::random(random, kRows, rotary, 1);
+    RowsBuffer x = RowsBuffer::random(random, kRows, kHeads * dim, 2);
+    for (RopeStyle style : {RopeStyle::kHalves, RopeStyle::kInterleaved}) {
+      auto place = [&](int64_t i) {  // of element i of the halves
+        return offset + (style == RopeStyle::kHalves ? i : i % half * 2 + i / half);
+      };
+      RowsBuffer halves(kRows, kHeads * rotary);
+      for (int64_t t = 0; t < kRows; ++t) {
+        for (int64_t i = 0; i < kHeads * rotary; ++i)
+          halves.view().row(t)[i] = x.view().row(t)[i / rotary * dim + place(i % rotary)];
+      }
+      ops_->rope(halves.view(), rotary, table.view());
+      RowsBuffer wanted = x.with_gap(2), found = x.with_gap(2);
+      for (int64_t t = 0; t < kRows; ++t) {
+        for (int64_t i = 0; i < kHeads * rotary; ++i)
+          wanted.view().row(t)[i / rotary * dim + place(i % rotary)] = halves.view().row(t)[i];
+      }
+      ops_->rope(found.view(), dim, table.view(), style, offset);
+      EXPECT_TRUE(same_bits(found.read(), wanted.read())) << "dim " << dim << ", offset " << offset;
+      EXPECT_TRUE(found.gaps_untouched());
+    }
+  }
+}
+
+TEST_P(RowOps, InterleavedRopeByHand) {
+  float x[6] = {9, 1, 2, 3, 4, 9}, table[4] = {0, 0.5f, 1, 2};  // angle 90 degrees; cos 0.5, sin 2
+  ops_->rope({x, 1, 6}, 6, {table, 1, 4}, RopeStyle::kInterleaved, 1);
+  const float wanted[6] = {9, -2, 1, 3 * 0.5f - 4 * 2, 4 * 0.5f + 3 * 2, 9};
+  EXPECT_TRUE(same_bits(x, wanted, 6));
+}
+
 // Values of interest for exp and its relatives, with random ones between.
 std::vector<float> extremes(Random& random, int64_t n) {
   std::vector<float> values = {0.0f,    -0.0f,  1.0f,   -1.0f,  20.0f,   -20.0f,  20.00001f,
@@ -89,24 +133,56 @@ std::vector<float> extremes(Random& random, int64_t n) {
 }
 
 TEST_P(RowOps, Activate) {
-  Judge judge("silu");
+  Judge judge("activate");
   Random random(33);
-  for (int64_t cols : {25, 63, 1001}) {
-    std::vector<float> gate = extremes(random, cols), up = random.floats(cols), out(gate.size(), kNaN);
-    Rows<float> gate_row(gate.data(), 1, cols), up_row(up.data(), 1, cols);
-    ops_->activate(Activation::kSilu, gate_row, up_row, {out.data(), 1, cols});
-    for (size_t i = 0; i < gate.size(); ++i) {
-      // Where exp(-g) overflows, the product that is left is below 90 * 2^-128.
-      double g = gate[i], wanted = g / (1 + std::exp(-g)) * up[i];
-      judge.check(out[i], wanted, 8 * kEpsilon * std::fabs(wanted) + 0x1p-120 * std::fabs(up[i]),
-                  "gate " + std::to_string(g));
-      float alone = kNaN;
-      ops_->activate(Activation::kSilu, {gate.data() + i, 1, 1}, {up.data() + i, 1, 1}, {&alone, 1, 1});
-      EXPECT_TRUE(same_bits(&alone, &out[i], 1)) << "place " << i;
+  const ActivationSpec specs[] = {{},
+                                  {.kind = ActivationSpec::kSiluClamped, .limit = 10},
+                                  {.kind = ActivationSpec::kSiluClamped, .limit = 0.5f},
+                                  {.kind = ActivationSpec::kGptOss, .limit = 7},
+                                  {.kind = ActivationSpec::kGptOss, .limit = 1, .alpha = 0.5f}};
+  for (const ActivationSpec& spec : specs) {
+    const bool is_limited = spec.kind != ActivationSpec::kSilu,
+               is_gpt_oss = spec.kind == ActivationSpec::kGptOss;
+    for (int64_t cols : {25, 63, 1001}) {
+      std::vector<float> gate = extremes(random, cols), up = extremes(random, cols), out(gate.size(), kNaN);
+      std::shuffle(up.begin(), up.end(), random.engine());
+      Rows<float> gate_row(gate.data(), 1, cols), up_row(up.data(), 1, cols);
+      ops_->activate(spec, gate_row, up_row, {out.data(), 1, cols});
+      for (size_t i = 0; i < gate.size(); ++i) {
+        double g = gate[i], u = up[i];
+        if (is_limited) {
+          g = std::min<double>(g, spec.limit);
+          u = std::clamp<double>(u, -spec.limit, spec.limit);
+        }
+        const double sigmoid = 1 / (1 + std::exp(-g * (is_gpt_oss ? spec.alpha : 1.0f)));
+        // u + 1 is rounded before the product, as the models' own code does.
+        const double factor = is_gpt_oss ? static_cast<float>(u) + 1.0f : u;
+        const double wanted = g * sigmoid * factor;
+        // Where exp(-g) overflows, the product that is left is below 90 * 2^-128. The rounding of alpha * g
+        // is a relative error of sigmoid.
+        const double relative = 8 + (is_gpt_oss ? std::fabs(g * spec.alpha) : 0);
+        if (std::fabs(wanted) > 3e38) continue;  // subnormal results are off by a unit of their own
+        judge.check(out[i], wanted,
+                    relative * kEpsilon * std::fabs(wanted) + 0x1p-120 * std::fabs(factor) + 0x1p-147,
+                    "gate " + std::to_string(g) + ", up " + std::to_string(u));
+        float alone = kNaN;
+        ops_->activate(spec, {gate.data() + i, 1, 1}, {up.data() + i, 1, 1}, {&alone, 1, 1});
+        EXPECT_TRUE(same_bits(&alone, &out[i], 1)) << "place " << i;
+      }
+      ops_->activate(spec, gate_row, up_row, gate_row);  // in place
+      EXPECT_TRUE(same_bits(gate.data(), out.data(), cols));
     }
-    ops_->activate(Activation::kSilu, gate_row, up_row, gate_row);  // in place
-    EXPECT_TRUE(same_bits(gate.data(), out.data(), cols));
   }
+}
+
+TEST_P(RowOps, ActivationsByHand) {
+  float gate[2] = {9, -3}, up[2] = {-9, 2}, out[2];
+  ops_->activate({.kind = ActivationSpec::kGptOss, .limit = 7}, {gate, 1, 2}, {up, 1, 2}, {out, 1, 2});
+  EXPECT_NEAR(out[0], 7 / (1 + std::exp(-1.702 * 7)) * (-7 + 1), 1e-5);
+  EXPECT_NEAR(out[1], -3 / (1 + std::exp(1.702 * 3)) * (2 + 1), 1e-7);
+  ops_->activate({.kind = ActivationSpec::kSiluClamped, .limit = 7}, {gate, 1, 2}, {up, 1, 2}, {out, 1, 2});
+  EXPECT_NEAR(out[0], 7 / (1 + std::exp(-7.0)) * -7, 1e-5);
+  EXPECT_NEAR(out[1], -3 / (1 + std::exp(3.0)) * 2, 1e-7);
 }
 
 TEST_P(RowOps, GateOutputByElementAndByHead) {
@@ -164,10 +240,26 @@ TEST_P(RowOps, Add) {
   }
 }
 
+TEST_P(RowOps, AddBias) {
+  Random random(38);
+  for (int64_t rows : kRowCounts) {
+    for (int64_t cols : kWidths) {
+      RowsBuffer x = RowsBuffer::random(random, rows, cols, 1), before = x.with_gap(0);
+      std::vector<float> bias = random.floats(cols);
+      ops_->add_bias(x.view(), bias.data());
+      EXPECT_TRUE(x.gaps_untouched());
+      for (int64_t t = 0; t < rows; ++t) {
+        for (int64_t i = 0; i < cols; ++i)
+          ASSERT_EQ(x.view().row(t)[i], before.view().row(t)[i] + bias[static_cast<size_t>(i)]);
+      }
+    }
+  }
+}
+
 TEST_P(RowOps, Embed) {
   Random random(36);
   for (MatrixFormat format : kFormats) {
-    const int64_t k = format == MatrixFormat::kNvfp4 ? 48 : 51;
+    const int64_t k = columns_for(format, 51);
     TestMatrix table(random, format, 11, k, 0.3f);
     std::vector<int32_t> ids = {10, 0, 3, 3, 7};
     RowsBuffer out(5, k, 4);
@@ -183,20 +275,20 @@ TEST_P(RowOps, Embed) {
 
 TEST_P(RowOps, WriteKvPutsEachHeadInItsPage) {
   Random random(37);
-  const int64_t heads = 2, dim = 5, page_tokens = 4, table_pages = 3;
+  const int64_t heads = 2, dim = 5, width = 3, page_tokens = 4, table_pages = 3;
   const std::vector<int32_t> table = {4, 1, 0, 2, 5, 3};  // two sequences
-  std::vector<float> keys(6 * heads * page_tokens * dim, kNaN), values = keys;
-  KvView kv{keys.data(), values.data(), heads, dim, page_tokens, table_pages, table.data()};
+  std::vector<float> keys(6 * heads * page_tokens * dim, kNaN), values(6 * heads * page_tokens * width, kNaN);
+  KvView kv{keys.data(), values.data(), heads, dim, page_tokens, table_pages, table.data(), width};
   const std::vector<int32_t> positions = {0, 5, 13}, slots = {0, 1, 1};  // 13: around the ring, page 0
   RowsBuffer k = RowsBuffer::random(random, 3, heads * dim, 1),
-             v = RowsBuffer::random(random, 3, heads * dim, 2);
+             v = RowsBuffer::random(random, 3, heads * width, 2);
   ops_->write_kv(k.view(), v.view(), {3, positions.data(), slots.data()}, kv);
   const std::vector<int64_t> pages = {4, 5, 2}, places = {0, 1, 1};
   for (size_t t = 0; t < 3; ++t) {
     for (int64_t g = 0; g < heads; ++g) {
-      const int64_t at = ((pages[t] * heads + g) * page_tokens + places[t]) * dim;
-      EXPECT_TRUE(same_bits(keys.data() + at, k.view().row(static_cast<int64_t>(t)) + g * dim, dim));
-      EXPECT_TRUE(same_bits(values.data() + at, v.view().row(static_cast<int64_t>(t)) + g * dim, dim));
+      const int64_t at = (pages[t] * heads + g) * page_tokens + places[t], row = static_cast<int64_t>(t);
+      EXPECT_TRUE(same_bits(keys.data() + at * dim, k.view().row(row) + g * dim, dim));
+      EXPECT_TRUE(same_bits(values.data() + at * width, v.view().row(row) + g * width, width));
     }
   }
   EXPECT_EQ(std::count_if(keys.begin(), keys.end(), [](float f) { return !std::isnan(f); }), 3 * heads * dim);

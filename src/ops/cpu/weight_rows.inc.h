@@ -148,18 +148,23 @@ struct Fp8BlockRow {
   };
   const uint8_t* codes;
   const float* scales;
+  int64_t ahead;
   mutable uint8_t last[128];  // the padded codes that tail() points to
   Fp8BlockRow() = default;
   Fp8BlockRow(const Weights& w, int64_t n)
       : codes(static_cast<const uint8_t*>(w.codes) + n * w.k),
-        scales(static_cast<const float*>(w.scales) + n / 128 * ((w.k + 127) / 128)) {}
+        scales(static_cast<const float*>(w.scales) + n / 128 * ((w.k + 127) / 128)),
+        ahead(kTileColumns * w.k) {}
   Chunk chunk(int64_t c) const { return {codes + c * 128, splat(scales[c])}; }
   Chunk tail(int64_t c, int64_t columns) const {
     for (uint8_t& code : last) code = 0;
     __builtin_memcpy(last, codes + c * 128, static_cast<uint64_t>(columns));
     return {last, splat(scales[c])};
   }
-  void prefetch(int64_t /*c*/) const {}
+  void prefetch(int64_t c) const {  // as NibbleRow's
+    __builtin_prefetch(codes + ahead + c * 128);
+    __builtin_prefetch(codes + ahead + c * 128 + 64);
+  }
   static Vec next(Chunk& chunk) {
     Vec value = E4M3::values(chunk.codes);
     chunk.codes += kLanes;
