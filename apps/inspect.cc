@@ -9,8 +9,10 @@
 #include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "engine/chat_format.h"
+#include "engine/generation_config.h"
 #include "model/spec.h"
 #include "model/weights.h"
+#include "model_path.h"
 #include "ops/backend.h"
 #include "text/tokenizer.h"
 
@@ -66,6 +68,7 @@ Report examine(const std::string& directory) {
     return status.ok();
   };
   if (auto spec = load_spec(files, directory); note(spec.status())) report.spec = std::move(*spec);
+  if (report.spec) note(GenerationConfig::load(files, directory, report.spec->vocab).status());
   if (auto tokenizer = Tokenizer::load(files, directory); note(tokenizer.status())) {
     report.tokenizer_vocab = tokenizer->vocab_size();
   }
@@ -177,11 +180,8 @@ void print_json(const Report& report, const InspectOptions& options) {
 }  // namespace
 
 Status inspect_command(const InspectOptions& options) {
-  if (!FileSystem::posix().is_directory(options.model)) {
-    return user_error("model '{}': no such directory; give one with config.json and *.safetensors",
-                      options.model);
-  }
-  const Report report = examine(options.model);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
+  const Report report = examine(directory);
   if (options.json) {
     print_json(report, options);
   } else {

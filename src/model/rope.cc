@@ -12,7 +12,7 @@ RopeSpec read_rope(Config config, int64_t head_dim) {
   const char* type_key = config.has("rope_type") ? "rope_type" : "type";
   config.only(type_key, {"default", "yarn"});
   spec.type = config.text(type_key, "default") == "yarn" ? RopeSpec::Type::kYarn : RopeSpec::Type::kDefault;
-  spec.theta = config.number("rope_theta", 1, 1e12);
+  spec.theta = config.number("rope_theta", 2, 1e12);
   double partial = config.number("partial_rotary_factor", 0, 1, 1.0);
   spec.rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
   if (spec.rotary_dim < 2 || spec.rotary_dim % 2 != 0) {

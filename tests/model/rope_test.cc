@@ -12,7 +12,7 @@ RopeSpec read(const std::string& json, int64_t head_dim, Status* status = nullpt
   return spec;
 }
 
-// spec/models.md 2: Laguna-S-2.1, full attention layers.
+// Laguna-S-2.1, full attention layers; values from an independent implementation.
 TEST(Rope, YarnOfLagunaS) {
   RopeSpec spec =
       read(R"({"rope_type": "yarn", "rope_theta": 500000.0, "partial_rotary_factor": 0.5, "factor": 128,

@@ -9,6 +9,7 @@
 // FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
 #pragma once
 
+#include "ops/limits.h"
 #include <stdint.h>
 
 // Primitives and inner loops must be inlined, or their vectors pass through memory.
@@ -74,7 +75,6 @@ struct AttendTask {
   float scale;
   float* out;  // [head_dim]
 };
-inline constexpr int64_t kMaxHeadDim = 1024;
 
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {
