@@ -27,14 +27,15 @@ struct RunOptions {
   std::string prompt_file;            // -f
   std::string system;                 // -sys
   std::string chat_template;          // --chat-template
-  int64_t max_tokens = -1;            // -n
+  int64_t max_tokens = -1;            // -n; -1: until the model ends or the context is full
   // What is not given comes from the model's generation_config.json, then from the built-in defaults.
   std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
   std::optional<int32_t> top_k, repeat_last_n;
-  std::optional<uint64_t> seed;   // absent: a new one each run, shown with -v
+  int64_t seed = -1;                      // -1: a new one each run, shown with -v
   std::vector<std::string> stop;  // --stop
   bool ignore_eos = false;
-  bool no_stats = false;  // no timing lines at the end
+  bool no_stats = false;                  // no timing lines at the end
+  bool json = false;                      // one JSON object instead of streamed text
 };
 Status run_command(const RunOptions& options);
 

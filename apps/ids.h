@@ -12,7 +12,7 @@ namespace nibble {
 
 // `name` stands for the source in messages.
 Result<std::vector<int32_t>> parse_ids(std::string_view text, const std::string& name);
-// All of standard input.
-std::string read_standard_input();
+// All of standard input, up to a limit.
+Result<std::string> read_standard_input();
 
 }  // namespace nibble

@@ -9,8 +9,10 @@
 #include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "engine/chat_format.h"
+#include "engine/generation_config.h"
 #include "model/spec.h"
 #include "model/weights.h"
+#include "model_path.h"
 #include "ops/backend.h"
 #include "text/tokenizer.h"
 
@@ -21,7 +23,7 @@ namespace {
 std::string kind_of(const std::string& name) {
   auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
   if (has("shared_expert")) return "shared expert";
-  if (has(".experts.") && !has("e_score_correction_bias")) return "routed experts";
+  if (has("experts.") && !has("e_score_correction_bias")) return "routed experts";
   if (has("e_score_correction_bias") || has("mlp.gate.") || has("router")) return "router";
   if (has("embed_tokens")) return "embedding";
   if (has("lm_head")) return "head";
@@ -66,6 +68,7 @@ Report examine(const std::string& directory) {
     return status.ok();
   };
   if (auto spec = load_spec(files, directory); note(spec.status())) report.spec = std::move(*spec);
+  if (report.spec) note(GenerationConfig::load(files, directory, report.spec->vocab).status());
   if (auto tokenizer = Tokenizer::load(files, directory); note(tokenizer.status())) {
     report.tokenizer_vocab = tokenizer->vocab_size();
   }
@@ -86,19 +89,27 @@ Report examine(const std::string& directory) {
   return report;
 }
 
+std::string describe_mixer(const MixerSpec& mixer) {
+  if (const auto* gqa = std::get_if<GqaSpec>(&mixer)) {
+    return fmt::format("{} attention, {} heads, {} kv heads x {}", gqa->window > 0 ? fmt::format("window {}", gqa->window) : "full",
+                       gqa->heads, gqa->kv_heads, gqa->head_dim);
+  }
+  if (const auto* mla = std::get_if<MlaSpec>(&mixer)) {
+    return fmt::format("{} attention, {} heads, latent {}", mla->indexer || mla->shares_selection ? "sparse latent" : "latent",
+                       mla->heads, mla->latent_dim());
+  }
+  const auto& kda = std::get<KdaSpec>(mixer);
+  return fmt::format("delta attention, {} heads x {}", kda.heads, kda.head_dim);
+}
+
 std::string describe_layers(const ModelSpec& spec) {
   // Runs of equal layers as one line each.
   std::string text;
   auto describe = [&](const LayerSpec& layer) {
-    const AttentionSpec& a = layer.attention;
-    std::string line = fmt::format("{} attention, {} heads, {} kv heads x {}",
-                                   a.window > 0 ? fmt::format("window {}", a.window) : "full", a.heads,
-                                   a.kv_heads, a.head_dim);
-    if (layer.moe) {
-      return line + fmt::format("; {} experts x {}, {} chosen, shared expert {}", layer.moe->experts,
-                                layer.moe->width, layer.moe->chosen, layer.moe->shared_width);
-    }
-    return line + fmt::format("; dense {}", layer.dense_width);
+    const std::string line = describe_mixer(layer.mixer);
+    if (!layer.moe) return line + fmt::format("; dense {}", layer.dense_width);
+    std::string shared = layer.moe->shared_width > 0 ? fmt::format(", shared expert {}", layer.moe->shared_width) : "";
+    return line + fmt::format("; {} experts x {}, {} chosen{}", layer.moe->experts, layer.moe->width, layer.moe->chosen, shared);
   };
   for (size_t i = 0; i < spec.layers.size();) {
     size_t end = i + 1;
@@ -177,11 +188,8 @@ void print_json(const Report& report, const InspectOptions& options) {
 }  // namespace
 
 Status inspect_command(const InspectOptions& options) {
-  if (!FileSystem::posix().is_directory(options.model)) {
-    return user_error("model '{}': no such directory; give one with config.json and *.safetensors",
-                      options.model);
-  }
-  const Report report = examine(options.model);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
+  const Report report = examine(directory);
   if (options.json) {
     print_json(report, options);
   } else {

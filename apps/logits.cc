@@ -5,12 +5,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "base/log.h"
 #include "commands.h"
 #include "ids.h"
 #include "model/loaded_model.h"
+#include "model_path.h"
 #include "ops/backend.h"
 
 namespace nibble {
@@ -34,6 +36,16 @@ std::string npy_header(int64_t rows, int64_t cols) {
   return header + dict;
 }
 
+// The model's files are mapped while the output is written: they must not be the same.
+Status check_output(const std::string& output, const std::string& model) {
+  std::error_code ignored;
+  const std::filesystem::path parent = std::filesystem::absolute(output).parent_path();
+  if (std::filesystem::equivalent(parent, model, ignored) && std::filesystem::exists(output, ignored)) {
+    return user_error("-o {}: is a file of the model", output);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status logits_command(const LogitsOptions& options) {
@@ -46,14 +58,23 @@ Status logits_command(const LogitsOptions& options) {
 
   const ModelOptions& m = options.model;
   const FileSystem& files = FileSystem::posix();
-  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, m.model));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(m.model));
+  NIBBLE_RETURN_IF_ERROR(check_output(options.output, directory));
+  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, directory));
+  for (int32_t id : ids) {
+    if (id >= spec.vocab) return user_error("token id {} is outside the vocabulary of {}", id, spec.vocab);
+  }
+  if (static_cast<int64_t>(ids.size()) > spec.max_positions) {
+    log_warning("{} tokens are beyond the {} positions that the model was made for", ids.size(),
+                spec.max_positions);
+  }
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops,
                           make_backend(m.device, {.threads = m.threads, .cpu_isa = m.cpu_isa}));
   const int64_t tokens = static_cast<int64_t>(ids.size());
   const int64_t chunk = std::min(m.prefill_chunk, tokens), vocab = spec.vocab;
   NIBBLE_ASSIGN_OR_RETURN(
       LoadedModel model,
-      load_model(files, m.model, std::move(spec), std::move(ops),
+      load_model(files, directory, std::move(spec), std::move(ops),
                  {.kv = {.max_sequences = 1, .max_tokens = tokens, .max_new_tokens = chunk},
                   .max_rows = chunk,
                   .max_logit_rows = chunk}));

@@ -1,8 +1,14 @@
-// The command line: subcommands, flags, environment variables. Every default stands once, in commands.h.
+// The command line: subcommands, flags, environment variables. Defaults stand in commands.h and sampler.h.
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
 #include <numeric>
 
 #include "base/log.h"
@@ -45,6 +51,8 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 void name_environment(CLI::App& command) {
   for (CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || option->get_lnames()[0] == "help") continue;
+    // A prompt belongs to one call; from the environment it would fight with -f and the chat.
+    if (option->get_lnames()[0] == "prompt" || option->get_lnames()[0] == "file") continue;
     std::string name = "NIBBLE_";
     for (char c : option->get_lnames()[0]) name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
     option->envname(name);
@@ -70,7 +78,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->check(CLI::Range(0, 1024))
       ->group("Machine");
   command
-      .add_option("--prefill-chunk", o.prefill_chunk,
+      .add_option("-b,--prefill-chunk,--batch-size", o.prefill_chunk,
                   "Prompt tokens in a step; changes speed and memory, no bit of the result")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
@@ -99,6 +107,8 @@ void add_run(CLI::App& app, RunOptions& o) {
       ->group("Text")
       ->allow_extra_args(false);
   run.add_flag("--ignore-eos", o.ignore_eos, "Go on after the model's end token")->group("Text");
+  run.add_flag("--json", o.json, "One JSON object with text and timing instead of streamed text")
+      ->group("Text");
   run.add_flag("--no-stats", o.no_stats, "No timing lines at the end")->group("Text");
   const std::string sampling = "Sampling (default: generation_config.json, then the value shown)";
   run.add_option("--temp,--temperature", o.temperature, "0 is greedy (0.8)")->group(sampling);
@@ -114,7 +124,10 @@ void add_run(CLI::App& app, RunOptions& o) {
       ->group(sampling);
   run.add_option("--repeat-last-n", o.repeat_last_n, "How far back penalties look; -1: all (64)")
       ->group(sampling);
-  run.add_option("--seed", o.seed, "Same seed, same text (default: a new one each run)")->group(sampling);
+  run.add_option("--seed", o.seed, "Same seed, same text; -1: a new one each run")
+      ->check(CLI::Range(int64_t{-1}, INT64_MAX))
+      ->capture_default_str()
+      ->group(sampling);
 }
 
 void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, TokenizeOptions& tokenize,
@@ -201,8 +214,9 @@ int run_main(int argc, char** argv) {
 
   // "-sys" is what fingers know; CLI11 has one-letter short flags only.
   std::vector<std::string> arguments(argv + 1, argv + argc);
-  for (std::string& argument : arguments) {
-    if (argument == "-sys") argument = "--sys";
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool is_value = i > 0 && (arguments[i - 1] == "-p" || arguments[i - 1] == "--prompt");
+    if (arguments[i] == "-sys" && !is_value) arguments[i] = "--sys";
   }
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
@@ -224,6 +238,8 @@ int run_main(int argc, char** argv) {
     return detokenize_command(detokenize);
   };
   Status status = execute();
+  if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0))
+    status = user_error("standard output: writing failed: {}", std::strerror(errno));
   if (!status.ok()) log_error("{}", status.message());
   return static_cast<int>(status.code());
 }
@@ -231,4 +247,18 @@ int run_main(int argc, char** argv) {
 }  // namespace
 }  // namespace nibble
 
-int main(int argc, char** argv) { return nibble::run_main(argc, argv); }
+int main(int argc, char** argv) {
+  // A closed standard stream's number would go to the next file opened: a model, to be read as a
+  // conversation.
+  for (int stream = 0; stream < 3; ++stream) {
+    if (::fcntl(stream, F_GETFD) == -1) (void)::open("/dev/null", stream == 0 ? O_RDONLY : O_WRONLY);
+  }
+  try {
+    return nibble::run_main(argc, argv);
+  } catch (const std::bad_alloc&) {
+    nibble::log_error("no memory left");
+  } catch (const std::exception& error) {
+    nibble::log_error("{}", error.what());
+  }
+  return static_cast<int>(nibble::ErrorCode::kInternal);
+}

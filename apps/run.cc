@@ -1,9 +1,11 @@
 // nibble run: one answer to a prompt, or a chat at the terminal.
 #include <editline/readline.h>
 #include <fmt/format.h>
+#include <langinfo.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -16,12 +18,14 @@
 #include "commands.h"
 #include "engine/engine.h"
 #include "engine/text_output.h"
+#include "ids.h"
+#include "model_path.h"
 #include "progress.h"
 
 namespace nibble {
 namespace {
 
-constexpr int64_t kMaxPromptBytes = 256 << 20;
+constexpr int64_t kMaxPromptBytes = 64 << 20;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
@@ -48,43 +52,60 @@ struct Timing {
   double decode_seconds = 0;  // from the first token to the last
 };
 
+// What the flags say, over `defaults`.
+SamplingParams sampling_of(const RunOptions& options, SamplingParams defaults) {
+  auto take = [](auto& to, const auto& from) {
+    if (from) to = *from;
+  };
+  SamplingParams& p = defaults;
+  take(p.temperature, options.temperature);
+  take(p.top_k, options.top_k);
+  take(p.top_p, options.top_p);
+  take(p.min_p, options.min_p);
+  take(p.repeat_penalty, options.repeat_penalty);
+  take(p.presence_penalty, options.presence_penalty);
+  take(p.frequency_penalty, options.frequency_penalty);
+  take(p.penalty_last_n, options.repeat_last_n);
+  return p;
+}
+
+// Special tokens around a text: a chat template writes its own.
+enum class Around { kTokenizer, kNothing };
+
 class Runner {
  public:
   Runner(Engine& engine, const RunOptions& options) : engine_(engine), options_(options) {
-    SamplingParams& p = sampling_ = engine.default_sampling();
-    auto take = [](auto& to, const auto& from) {
-      if (from) to = *from;
-    };
-    take(p.temperature, options.temperature);
-    take(p.top_k, options.top_k);
-    take(p.top_p, options.top_p);
-    take(p.min_p, options.min_p);
-    take(p.repeat_penalty, options.repeat_penalty);
-    take(p.presence_penalty, options.presence_penalty);
-    take(p.frequency_penalty, options.frequency_penalty);
-    take(p.penalty_last_n, options.repeat_last_n);
-    if (options.seed) {
-      p.seed = *options.seed;
-    } else {
+    SamplingParams& p = sampling_ = sampling_of(options, engine.default_sampling());
+    p.seed = static_cast<uint64_t>(options.seed);
+    if (options.seed < 0) {
       std::random_device device;
-      p.seed = (static_cast<uint64_t>(device()) << 32) | device();
+      p.seed = ((static_cast<uint64_t>(device()) << 32) | device()) >> 1;  // as --seed takes it
     }
     log_debug("seed {}", p.seed);
   }
 
   // Streams the answer to stdout, after `shown_first`, and returns it.
-  Result<std::string> answer(const std::string& prompt, const std::string& shown_first = "") {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, engine_.tokenizer().encode(prompt));
+  Result<std::string> answer(const std::string& prompt, Around around, const std::string& shown_first = "") {
+    NIBBLE_ASSIGN_OR_RETURN(
+        std::vector<int32_t> ids,
+        engine_.tokenizer().encode(prompt, {.add_special = around == Around::kTokenizer}));
     timing_ = {.prompt_tokens = static_cast<int64_t>(ids.size())};
     NIBBLE_ASSIGN_OR_RETURN(Scheduler::Id id, engine_.submit({.prompt = std::move(ids),
                                                               .sampling = sampling_,
-                                                              .max_tokens = options_.max_tokens,
+                                                              .max_tokens = max_tokens(),
                                                               .ignore_eos = options_.ignore_eos}));
+    // Whatever ends this function ends the request: the next one needs its place.
+    struct Cancel {
+      Engine& engine;
+      Scheduler::Id id;
+      ~Cancel() { engine.cancel(id); }
+    } cancel{engine_, id};
     TextOutput output(engine_.tokenizer(), options_.stop);
     std::string text;
-    std::fwrite(shown_first.data(), 1, shown_first.size(), stdout);
+    if (!options_.json) std::fwrite(shown_first.data(), 1, shown_first.size(), stdout);
     auto show = [&](const std::string& piece) {
       text += piece;
+      if (options_.json) return;
       std::fwrite(piece.data(), 1, piece.size(), stdout);
       std::fflush(stdout);
     };
@@ -100,12 +121,14 @@ class Runner {
         if (finish != FinishReason::kStop) show(output.push(event.token));
       }
     }
-    engine_.cancel(id);
     show(output.finish());
     timing_.prompt_seconds = std::chrono::duration<double>(first - start).count();
     timing_.decode_seconds = seconds_since(first);
+    if (!options_.json) end_line();
     if (finish == FinishReason::kContext) {
-      log_warning("the context of {} tokens is full; raise it with -c", engine_.options().context);
+      const bool could_be_more = engine_.options().context < engine_.decoder().spec().max_positions;
+      log_warning("the context of {} tokens is full{}", engine_.options().context,
+                  could_be_more ? "; raise it with -c" : "");
     }
     return text;
   }
@@ -116,6 +139,7 @@ class Runner {
     auto rate = [](int64_t tokens, double seconds) {
       return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
     };
+    if (t.new_tokens == 0) return;  // interrupted before there was anything to time
     log_info("prompt: {} tokens in {:.3f} s, {:.1f} tok/s; first token after {:.3f} s", t.prompt_tokens,
              t.prompt_seconds, rate(t.prompt_tokens, t.prompt_seconds), t.prompt_seconds);
     // The first token came with the prompt: decoding is what followed.
@@ -125,7 +149,24 @@ class Runner {
              t.new_tokens, t.decode_seconds, decode_rate, gb_per_token, gb_per_token * decode_rate);
   }
 
+  // The answer with its timing, for programs.
+  void print_json(const std::string& text) const {
+    const Timing& t = timing_;
+    const nlohmann::ordered_json json = {{"text", text},
+                                         {"prompt_tokens", t.prompt_tokens},
+                                         {"generated_tokens", t.new_tokens},
+                                         {"prompt_seconds", t.prompt_seconds},
+                                         {"decode_seconds", t.decode_seconds},
+                                         {"weight_bytes_per_token", engine_.weight_bytes_per_token()},
+                                         {"seed", sampling_.seed}};
+    fmt::print("{}\n", json.dump(2));
+  }
+
  private:
+  std::optional<int64_t> max_tokens() const {
+    return options_.max_tokens < 0 ? std::nullopt : std::optional(options_.max_tokens);
+  }
+
   Engine& engine_;
   const RunOptions& options_;
   SamplingParams sampling_;
@@ -133,7 +174,7 @@ class Runner {
 };
 
 nlohmann::ordered_json message(const std::string& role, const std::string& content) {
-  return {{"role", role}, {"content", content}};
+  return {{"role", role}, {"content", repair_utf8(content)}};
 }
 
 nlohmann::ordered_json first_messages(const RunOptions& options) {
@@ -144,16 +185,21 @@ nlohmann::ordered_json first_messages(const RunOptions& options) {
 
 Status run_once(Engine& engine, const RunOptions& options, const std::string& prompt) {
   Runner runner(engine, options);
+  std::string text;
   if (options.system.empty()) {
-    NIBBLE_RETURN_IF_ERROR(runner.answer(prompt, prompt).status());  // the text goes on from the prompt
+    // The text goes on from the prompt.
+    NIBBLE_ASSIGN_OR_RETURN(text, runner.answer(prompt, Around::kTokenizer, prompt));
   } else {
     nlohmann::ordered_json messages = first_messages(options);
     messages.push_back(message("user", prompt));
-    NIBBLE_ASSIGN_OR_RETURN(std::string text, engine.chat().render(messages, true));
-    NIBBLE_RETURN_IF_ERROR(runner.answer(text).status());
+    NIBBLE_ASSIGN_OR_RETURN(std::string chat, engine.chat().render(messages, true));
+    NIBBLE_ASSIGN_OR_RETURN(text, runner.answer(chat, Around::kNothing));
   }
-  end_line();
-  runner.log_timing();
+  if (options.json) {
+    runner.print_json(text);
+  } else {
+    runner.log_timing();
+  }
   return {};
 }
 
@@ -176,12 +222,20 @@ Status chat(Engine& engine, const RunOptions& options) {
   // Says at once what a conversation with this model needs, before anything is typed.
   if (!engine.chat().has_template()) return engine.chat().render(messages, true).status();
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  // Line editing reads characters in the user's encoding; without a locale it drops all but ASCII.
+  if (std::setlocale(LC_CTYPE, "") == nullptr || std::string(::nl_langinfo(CODESET)) != "UTF-8") {
+    std::setlocale(LC_CTYPE, "C.UTF-8");
+  }
   if (terminal)
     log_info("chat: Ctrl-C stops an answer, /clear forgets the conversation, Ctrl-D or /exit ends");
   Runner runner(engine, options);
   while (true) {
     g_interrupts = 0;
     std::optional<std::string> line = read_line(terminal);
+    if (!line && g_interrupts > 0) {
+      end_line();  // Ctrl-C drops what was typed, as in a shell
+      continue;
+    }
     if (!line || *line == "/exit") break;
     if (line->empty()) continue;
     if (*line == "/clear") {
@@ -191,14 +245,13 @@ Status chat(Engine& engine, const RunOptions& options) {
     messages.push_back(message("user", *line));
     NIBBLE_ASSIGN_OR_RETURN(std::string prompt, engine.chat().render(messages, true));
     g_interrupts = 0;
-    Result<std::string> answer = runner.answer(prompt);
+    Result<std::string> answer = runner.answer(prompt, Around::kNothing);
     if (!answer.ok()) {
       // A conversation that has grown out of the context must not take the program down.
       log_error("{}; /clear starts anew", answer.status().message());
       messages.erase(messages.size() - 1);
       continue;
     }
-    end_line();
     runner.log_timing();
     messages.push_back(message("assistant", *answer));
   }
@@ -211,13 +264,23 @@ Status run_command(const RunOptions& options) {
   std::optional<std::string> prompt = options.prompt;
   if (!options.prompt_file.empty()) {
     if (prompt) return user_error("-p and -f both give a prompt; wanted one of them");
-    NIBBLE_ASSIGN_OR_RETURN(prompt, read_text(FileSystem::posix(), options.prompt_file, kMaxPromptBytes));
+    if (options.prompt_file == "-") {
+      NIBBLE_ASSIGN_OR_RETURN(prompt, read_standard_input());
+    } else {
+      NIBBLE_ASSIGN_OR_RETURN(prompt, read_text(FileSystem::posix(), options.prompt_file, kMaxPromptBytes));
+    }
   }
+  // What can be known to be wrong is said before gigabytes are read.
+  NIBBLE_RETURN_IF_ERROR(sampling_of(options, {}).check());
+  if (prompt && prompt->empty()) return user_error("the prompt is empty; wanted at least one token");
+  if (options.max_tokens == 0) return user_error("-n 0: nothing to generate; wanted -1 or at least 1");
+  if (options.json && !prompt) return user_error("--json needs a prompt: give one with -p or -f");
+  NIBBLE_ASSIGN_OR_RETURN(const std::string model, find_model(options.model.model));
   LoadProgressLine progress("loading " + options.model.model);
   NIBBLE_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
       Engine::load(FileSystem::posix(),
-                   {.model = options.model.model,
+                   {.model = model,
                     .device = options.model.device,
                     .backend = {.threads = options.model.threads, .cpu_isa = options.model.cpu_isa},
                     .context = options.model.context,

@@ -6,13 +6,18 @@
 
 #include "commands.h"
 #include "ids.h"
+#include "model_path.h"
 #include "text/tokenizer.h"
 
 namespace nibble {
 
 Status tokenize_command(const TokenizeOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), options.model));
-  const std::string text = options.text ? *options.text : read_standard_input();
+  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
+  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), directory));
+  std::string text = options.text.value_or("");
+  if (!options.text) {
+    NIBBLE_ASSIGN_OR_RETURN(text, read_standard_input());
+  }
   NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
                           tokenizer.encode(text, {.parse_special = !options.no_special}));
   if (options.json) {
@@ -24,10 +29,12 @@ Status tokenize_command(const TokenizeOptions& options) {
 }
 
 Status detokenize_command(const DetokenizeOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), options.model));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
+  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), directory));
   std::vector<int32_t> ids = options.ids;
   if (ids.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(ids, parse_ids(read_standard_input(), "standard input"));
+    NIBBLE_ASSIGN_OR_RETURN(std::string text, read_standard_input());
+    NIBBLE_ASSIGN_OR_RETURN(ids, parse_ids(text, "standard input"));
   }
   for (int32_t id : ids) {
     if (id >= tokenizer.vocab_size()) {

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/one_line.h"
+
 namespace nibble {
 namespace {
 
@@ -50,7 +52,8 @@ Status set_log_file(const std::string& path) {
   return {};
 }
 
-void log_line(LogLevel level, const std::string& line) {
+void log_line(LogLevel level, const std::string& text) {
+  const std::string line = one_line(text);
   std::lock_guard lock(state().mutex);
   if (level < state().level) return;
   std::fprintf(stderr, "nibble: %s%s\n", prefix(level), line.c_str());

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/one_line.h"
 
 namespace nibble {
 
@@ -23,12 +24,9 @@ enum class ErrorCode {
 class [[nodiscard]] Status {
  public:
   Status() = default;  // ok
-  Status(ErrorCode code, std::string message) : code_(code), message_(std::move(message)) {
+  // The message becomes one line, also where it quotes a file or a template.
+  Status(ErrorCode code, std::string message) : code_(code), message_(one_line(std::move(message))) {
     NIBBLE_CHECK(code != ErrorCode::kOk);
-    // One line, also where it quotes a file or a template.
-    for (char& c : message_) {
-      if (c == '\n' || c == '\r') c = ' ';
-    }
   }
 
   bool ok() const { return code_ == ErrorCode::kOk; }
@@ -74,7 +72,8 @@ class [[nodiscard]] Result {
     NIBBLE_CHECK(ok());
     return *value_;
   }
-  T&& value() && {
+  // By value, so that a loop over a temporary's value does not outlive it.
+  T value() && {
     NIBBLE_CHECK(ok());
     return std::move(*value_);
   }
@@ -82,7 +81,7 @@ class [[nodiscard]] Result {
   const T* operator->() const { return &value(); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(*this).value(); }
+  T operator*() && { return std::move(*this).value(); }
 
  private:
   Status status_;

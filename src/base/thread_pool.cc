@@ -8,8 +8,10 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <system_error>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace nibble {
 namespace {
@@ -62,7 +64,15 @@ struct ThreadPool::Loop {
 
 ThreadPool::ThreadPool(int threads) : spins_(threads <= usable_cpus()) {
   NIBBLE_CHECK(threads >= 1);
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  for (int i = 1; i < threads; ++i) {
+    try {
+      workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      // A container's limit, say. Fewer threads give the same bits, only later.
+      log_warning("only {} of {} threads could be started", i, threads);
+      break;
+    }
+  }
 }
 
 ThreadPool::~ThreadPool() {

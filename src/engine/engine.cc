@@ -3,9 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/log.h"
-#include "model/config.h"
 #include "ops/self_test.h"
 
 namespace nibble {
@@ -40,8 +40,12 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
   // The small files first: what is wrong with them shows before gigabytes are read.
   NIBBLE_ASSIGN_OR_RETURN(engine->tokenizer_, Tokenizer::load(files, options.model));
   NIBBLE_ASSIGN_OR_RETURN(engine->chat_, ChatFormat::load(files, options.model, options.chat_template));
+  NIBBLE_ASSIGN_OR_RETURN(GenerationConfig generation,
+                          GenerationConfig::load(files, options.model, spec.vocab));
+  engine->default_sampling_ = generation.sampling;
   engine->end_tokens_ = spec.eos;
-  NIBBLE_RETURN_IF_ERROR(engine->read_generation_config(files));
+  engine->end_tokens_.insert(engine->end_tokens_.end(), generation.end_tokens.begin(),
+                             generation.end_tokens.end());
   if (engine->tokenizer_->vocab_size() > spec.vocab) {
     return user_error("{}: the tokenizer has {} tokens, the model only {}", options.model,
                       engine->tokenizer_->vocab_size(), spec.vocab);
@@ -49,6 +53,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
 
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, make_backend(options.device, options.backend));
   NIBBLE_RETURN_IF_ERROR(self_test(*ops));
+  options.prefill_chunk = std::min(options.prefill_chunk, options.context);  // no prompt is longer
   const int64_t rows = options.parallel + options.prefill_chunk;
   NIBBLE_ASSIGN_OR_RETURN(engine->model_, load_model(files, options.model, std::move(spec), std::move(ops),
                                                      {.kv = {.max_sequences = options.parallel,
@@ -64,33 +69,20 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
   return engine;
 }
 
-Status Engine::read_generation_config(const FileSystem& files) {
-  if (!files.exists(join_path(options_.model, "generation_config.json"))) return {};
-  NIBBLE_ASSIGN_OR_RETURN(Config config, Config::load(files, options_.model, "generation_config.json"));
-  SamplingParams& p = default_sampling_;
-  p.temperature = static_cast<float>(config.number("temperature", 0, 100, p.temperature));
-  p.top_k = static_cast<int32_t>(config.integer("top_k", 0, INT32_MAX, p.top_k));
-  p.top_p = static_cast<float>(config.number("top_p", 0, 1, p.top_p));
-  p.min_p = static_cast<float>(config.number("min_p", 0, 1, p.min_p));
-  p.repeat_penalty = static_cast<float>(config.number("repetition_penalty", 0.01, 100, p.repeat_penalty));
-  if (config.equals("do_sample", false)) p.temperature = 0;
-  for (int64_t id : config.integer_or_list("eos_token_id", 0, INT32_MAX)) {
-    if (!is_end(static_cast<int32_t>(id))) end_tokens_.push_back(static_cast<int32_t>(id));
-  }
-  return config.status();
-}
-
 bool Engine::is_end(int32_t token) const {
   return std::find(end_tokens_.begin(), end_tokens_.end(), token) != end_tokens_.end();
 }
 
 Result<Scheduler::Id> Engine::submit(Request request) {
   NIBBLE_RETURN_IF_ERROR(request.sampling.check());
+  if (request.max_tokens && *request.max_tokens < 1)
+    return user_error("max_tokens: wanted at least 1, found {}", *request.max_tokens);
   if (request.prompt.empty()) return user_error("the prompt is empty; wanted at least one token");
   const int64_t tokens = static_cast<int64_t>(request.prompt.size());
   if (tokens >= options_.context) {
-    return user_error("the prompt has {} tokens, which leaves no room in the context of {}; raise it with -c",
-                      tokens, options_.context);
+    return user_error("the prompt has {} tokens, which leaves no room in the context of {}{}", tokens,
+                      options_.context,
+                      options_.context < decoder().spec().max_positions ? "; raise it with -c" : "");
   }
   for (int32_t id : request.prompt) {
     if (id < 0 || id >= decoder().spec().vocab) {
@@ -135,6 +127,13 @@ Result<std::vector<TokenEvent>> Engine::step() {
                      .logits = w.finishes_prompt ? WantLogits::kLast : WantLogits::kNone});
   }
   NIBBLE_ASSIGN_OR_RETURN(Rows<const float> logits, decoder().forward(steps));
+  // Weights are not searched for NaN at load (that would read every byte); here it cannot hide.
+  for (int64_t i = 0; i < logits.rows; ++i) {
+    if (std::any_of(logits.row(i), logits.row(i) + logits.cols, [](float x) { return std::isnan(x); })) {
+      return user_error("{}: the logits are no numbers (NaN): a weight of the checkpoint is broken",
+                        options_.model);
+    }
+  }
   int64_t row = 0;
   for (const Scheduler::Work& w : work) {
     if (w.finishes_prompt) events.push_back(take_token(w.id, requests_.at(w.id), logits.slice(row++, 1)));
@@ -157,7 +156,7 @@ TokenEvent Engine::take_token(Scheduler::Id id, Running& running, Rows<const flo
   const auto generated = static_cast<int64_t>(running.tokens.size() - request.prompt.size());
   if (!request.ignore_eos && is_end(event.token)) {
     event.finish = FinishReason::kStop;
-  } else if (generated == request.max_tokens) {
+  } else if (request.max_tokens && generated >= *request.max_tokens) {
     event.finish = FinishReason::kLength;
   } else if (static_cast<int64_t>(running.tokens.size()) >= options_.context) {
     event.finish = FinishReason::kContext;

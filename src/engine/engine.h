@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/result.h"
 #include "engine/chat_format.h"
+#include "engine/generation_config.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "model/loaded_model.h"
@@ -28,7 +29,6 @@ struct EngineOptions {
   int64_t context = 0;          // tokens of one sequence; 0: the model's own, at most kDefaultContext
   int64_t parallel = 1;         // sequences that run at once
   int64_t prefill_chunk = 256;  // prompt tokens of one sequence in a step
-  bool all_logits = false;      // room for the logits of every row of a step, not only the last ones
   std::string chat_template;    // a file to take instead of the model's own template
 
   static constexpr int64_t kDefaultContext = 8192;  // float32 KV of more is a surprise on a small machine
@@ -39,7 +39,7 @@ enum class FinishReason { kNone, kStop, kLength, kContext };
 struct Request {
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
-  int64_t max_tokens = -1;  // -1: until the context is full
+  std::optional<int64_t> max_tokens;  // absent: until the model ends or the context is full
   bool ignore_eos = false;
 };
 
@@ -83,7 +83,6 @@ class Engine {
     int32_t slot = -1;  // in the KV cache, once admitted
   };
   Engine() = default;
-  Status read_generation_config(const FileSystem& files);
   TokenEvent take_token(Scheduler::Id id, Running& running, Rows<const float> logits);
   void finish(Scheduler::Id id);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace nibble {
 
@@ -24,11 +25,21 @@ std::string TextOutput::finish() {
 
 std::string TextOutput::release(std::string text) {
   held_ += text;
-  size_t first_stop = std::string::npos;
-  for (const std::string& stop : stop_) first_stop = std::min(first_stop, held_.find(stop));
-  if (first_stop != std::string::npos) {
+  // The stop string that is complete first, the longest of those: so that the result does not hang on where
+  // tokens cut the text.
+  size_t first_end = std::string::npos, its_start = std::string::npos;
+  for (const std::string& stop : stop_) {
+    const size_t start = held_.find(stop);
+    if (start == std::string::npos) continue;
+    const size_t end = start + stop.size();
+    if (end < first_end || (end == first_end && start < its_start)) {
+      first_end = end;
+      its_start = start;
+    }
+  }
+  if (its_start != std::string::npos) {
     stopped_ = true;
-    return std::exchange(held_, "").substr(0, first_stop);
+    return std::exchange(held_, "").substr(0, its_start);
   }
   // The longest end of the text that starts some stop string stays back.
   size_t hold = 0;

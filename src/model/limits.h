@@ -4,13 +4,15 @@
 
 #include <cstdint>
 
+#include "ops/limits.h"
+
 namespace nibble::limits {
 
 inline constexpr int64_t kWidth = 1 << 20;  // D, I
 inline constexpr int64_t kVocab = 1 << 24;
 inline constexpr int64_t kLayers = 1 << 12;
 inline constexpr int64_t kHeads = 1 << 12;
-inline constexpr int64_t kHeadDim = 1 << 12;
+inline constexpr int64_t kHeadDim = kMaxHeadDim;
 inline constexpr int64_t kExperts = 1 << 14;
 inline constexpr int64_t kPositions = 1 << 28;
 

@@ -60,7 +60,7 @@ double attention_factor(const RopeSpec& spec) {
 
 RopeSpec read_rope(Config config, int64_t rotary_of) {
   RopeSpec spec;
-  spec.theta = config.number("rope_theta", 1, 1e12);
+  spec.theta = config.number("rope_theta", 2, 1e12);
   set_rotary_dim(config, spec, rotary_of, config.number("partial_rotary_factor", 0, 1, 1.0));
   read_scaling(config, spec);
   return spec;
@@ -76,7 +76,7 @@ RopeSpec read_model_rope(Config& config, int64_t rotary_of) {
     return spec;
   }
   RopeSpec spec;
-  spec.theta = config.number("rope_theta", 1, 1e12, 10000.0);
+  spec.theta = config.number("rope_theta", 2, 1e12, 10000.0);
   set_rotary_dim(config, spec, rotary_of, partial);
   if (config.has("rope_scaling")) {
     Config scaling = config.object("rope_scaling");

@@ -26,6 +26,23 @@ constexpr std::array kFamilies = {
     Family{"qwen3_moe", qwen3_moe_spec},
 };
 
+// A key that no family reads may be bookkeeping, or a misspelt or newer switch of the forward pass, and then
+// every answer would be fluent nonsense. Names that sound like the latter are refused, the others are a
+// warning.
+Status refuse_what_sounds_like_arithmetic(const std::string& file, const ModelSpec& spec) {
+  for (const std::string& key : spec.ignored_config_keys) {
+    for (const char* part :
+         {"rope",  "rotary", "theta", "scal", "soft",   "clip", "norm",   "bias", "attention", "attn",
+          "layer", "expert", "moe",   "head", "window", "gate", "gating", "act",  "hidden",    "router"}) {
+      if (key.find(part) == std::string::npos) continue;
+      return user_error(
+          "{}: key '{}' is unknown to model_type '{}' and may change the result; if it does not, remove it",
+          file, key, spec.family);
+    }
+  }
+  return {};
+}
+
 Result<ModelSpec> spec_of(Config config) {
   std::string model_type = config.text("model_type");
   NIBBLE_RETURN_IF_ERROR(config.status());
@@ -37,6 +54,7 @@ Result<ModelSpec> spec_of(Config config) {
     NIBBLE_RETURN_IF_ERROR(config.status());
     spec.family = model_type;
     spec.ignored_config_keys = config.unread();
+    NIBBLE_RETURN_IF_ERROR(refuse_what_sounds_like_arithmetic(config.name(), spec));
     return spec;
   }
   return user_error("{}: key 'model_type' = '{}' is not implemented; implemented: {}", config.name(),

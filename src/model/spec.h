@@ -132,7 +132,6 @@ struct ModelSpec {
   std::vector<RopeSpec> ropes;
   std::vector<LayerSpec> layers;
   TensorNames names;
-  std::optional<int32_t> bos;
   std::vector<int32_t> eos;
   std::vector<std::string> ignored_config_keys;  // keys of config.json that this family does not know
 

@@ -39,10 +39,10 @@ class HostMemory final : public Memory {
   }
   void free(void* address) override { std::free(address); }  // NOLINT(cppcoreguidelines-no-malloc)
   void upload(void* to, const void* from_host, int64_t bytes) override {
-    std::memcpy(to, from_host, static_cast<size_t>(bytes));
+    if (bytes > 0) std::memcpy(to, from_host, static_cast<size_t>(bytes));
   }
   void download(void* to_host, const void* from, int64_t bytes) override {
-    std::memcpy(to_host, from, static_cast<size_t>(bytes));
+    if (bytes > 0) std::memcpy(to_host, from, static_cast<size_t>(bytes));
   }
 };
 

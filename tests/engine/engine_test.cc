@@ -5,6 +5,8 @@
 
 #include <map>
 
+#include "base/faulty_file.h"
+#include "checkpoint/safetensors.h"
 #include "golden_file.h"
 
 namespace nibble {
@@ -126,25 +128,61 @@ TEST(Engine, WhyAnAnswerEnds) {
   EXPECT_EQ(answer.tokens.size(), 5u);
   EXPECT_EQ(answer.finish, FinishReason::kLength);
 
-  Request full = request(*engine, "Once upon a time", 1, -1);
+  Request full = request(*engine, "Once upon a time", 1);
+  full.max_tokens.reset();
   full.ignore_eos = true;
   const size_t prompt = full.prompt.size();
   ASSERT_TRUE(engine->submit(full).ok());
   answer = finish_all(*engine).begin()->second;
   EXPECT_EQ(answer.finish, FinishReason::kContext);
   EXPECT_EQ(prompt + answer.tokens.size(), 32u);
+}
 
-  // After the end of a chat turn the model writes <|end|> or <|endoftext|>; a very long wish makes it likely.
-  auto large = load(1, 1024);
-  ASSERT_TRUE(
-      large->submit(request(*large, "<|user|>Tell me a story about a fox.<|end|><|assistant|>", 3, 900))
-          .ok());
-  answer = finish_all(*large).begin()->second;
-  if (answer.finish == FinishReason::kStop) {
-    EXPECT_TRUE(large->is_end(answer.tokens.back()));
-  } else {
-    EXPECT_EQ(answer.tokens.size(), 900u);
+// An end token of generation_config.json: the comma, which the greedy story of the golden file has early on.
+TEST(Engine, EndsAtAnEndToken) {
+  auto plain = load(1, 128);
+  const int32_t comma = plain->tokenizer().encode(",").value().at(0);
+  FaultyFileSystem files(&FileSystem::posix());
+  files.add_file(demo_directory() + "/generation_config.json",
+                 "{\"eos_token_id\": " + std::to_string(comma) + "}");
+  auto engine = Engine::load(files, {.model = demo_directory(), .context = 128});
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  EXPECT_TRUE((*engine)->is_end(comma));
+  EXPECT_TRUE((*engine)->is_end(0));  // and what config.json names
+  Request r = request(**engine, "The old king looked at his daughter and said", 1, 100);
+  r.sampling.temperature = 0;
+  ASSERT_TRUE((*engine)->submit(r).ok());
+  Answer answer = finish_all(**engine).begin()->second;
+  EXPECT_EQ(answer.finish, FinishReason::kStop);
+  EXPECT_EQ(answer.tokens.back(), comma);
+  EXPECT_LT(answer.tokens.size(), 100u);
+  r.ignore_eos = true;
+  ASSERT_TRUE((*engine)->submit(r).ok());
+  answer = finish_all(**engine).begin()->second;
+  EXPECT_EQ(answer.finish, FinishReason::kLength);
+  EXPECT_EQ(answer.tokens.size(), 100u);
+}
+
+// A weight that is NaN is found by the first logits, not answered with silence.
+TEST(Engine, LogitsThatAreNoNumbersAreAnError) {
+  auto bytes = read_text(FileSystem::posix(), demo_directory() + "/model.safetensors", int64_t{64} << 20);
+  ASSERT_TRUE(bytes.ok());
+  auto file = memory_file("model.safetensors", *bytes);
+  auto header = read_safetensors_header(*file);
+  ASSERT_TRUE(header.ok());
+  for (const TensorInfo& tensor : header->tensors) {
+    if (tensor.name != "model.layers.3.self_attn.q_proj.weight") continue;
+    (*bytes)[static_cast<size_t>(tensor.begin)] = '\xC0';  // a bfloat16 NaN
+    (*bytes)[static_cast<size_t>(tensor.begin) + 1] = '\x7F';
   }
+  FaultyFileSystem files(&FileSystem::posix());
+  files.add_file(demo_directory() + "/model.safetensors", *bytes);
+  auto engine = Engine::load(files, {.model = demo_directory(), .context = 64});
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  ASSERT_TRUE((*engine)->submit(request(**engine, "Once upon a time", 1, 4)).ok());
+  auto events = (*engine)->step();
+  ASSERT_FALSE(events.ok());
+  EXPECT_NE(events.status().message().find("NaN"), std::string::npos);
 }
 
 TEST(Engine, BadRequestsAreErrorsAtOnce) {
@@ -163,6 +201,9 @@ TEST(Engine, BadRequestsAreErrorsAtOnce) {
   r = good;
   r.sampling.top_p = 2;
   EXPECT_NE(message(r).find("top_p"), std::string::npos);
+  r = good;
+  r.max_tokens = 0;
+  EXPECT_NE(message(r).find("max_tokens"), std::string::npos);
   EXPECT_TRUE(engine->idle());
 }
 

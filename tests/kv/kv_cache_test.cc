@@ -8,7 +8,8 @@
 namespace nibble {
 namespace {
 
-const std::vector<KvLayerShape> kLayers = {{2, 32, 0}, {2, 32, 24}, {1, 16, 24}, {2, 32, 0}};
+const std::vector<KvLayerShape> kLayers = {{2, 32, 0, 0}, {2, 32, 0, 24}, {1, 16, 0, 24}, {2, 32, 16, 0}};
+const std::vector<int64_t> kStates = {12, 40};
 
 TEST(PagePool, TakesEachPageOnce) {
   PagePool pool(5);
@@ -29,7 +30,7 @@ TEST(PagePoolDeath, GivingBackTwiceIsABug) {
 
 TEST(KvCache, AFullExtensionFailsWhole) {
   auto cache = KvCache::create(
-      host_memory(), kLayers,
+      host_memory(), kLayers, kStates,
       {.max_sequences = 2, .max_tokens = 64, .pool_tokens = 96, .max_new_tokens = 64, .page_tokens = 16});
   ASSERT_TRUE(cache.ok());
   int32_t a = cache->add_sequence().value(), b = cache->add_sequence().value();
@@ -55,7 +56,7 @@ TEST(KvCache, ARingNeverMeetsItself) {
   for (int64_t page : {1, 4, 16, 64}) {
     for (int64_t chunk : {1, 7, 16, 40}) {
       auto cache = KvCache::create(
-          host_memory(), kLayers,
+          host_memory(), kLayers, kStates,
           {.max_sequences = 1, .max_tokens = 500, .max_new_tokens = chunk, .page_tokens = page});
       ASSERT_TRUE(cache.ok());
       int32_t slot = cache->add_sequence().value();
@@ -78,7 +79,7 @@ TEST(KvCache, ARingNeverMeetsItself) {
 TEST(KvCache, RandomLifeKeepsItsBooks) {
   std::mt19937 random(7);
   auto cache = KvCache::create(
-      host_memory(), kLayers,
+      host_memory(), kLayers, kStates,
       {.max_sequences = 5, .max_tokens = 200, .pool_tokens = 400, .max_new_tokens = 50, .page_tokens = 8});
   ASSERT_TRUE(cache.ok());
   std::vector<int32_t> slots;
@@ -113,11 +114,11 @@ TEST(KvCache, SizesThatCannotBeAreRefused) {
        {KvOptions{.max_sequences = 0}, KvOptions{.max_tokens = -1}, KvOptions{.page_tokens = 0},
         KvOptions{.max_sequences = INT64_MAX, .max_tokens = INT64_MAX},
         KvOptions{.max_sequences = 1 << 20, .max_tokens = 1 << 20}}) {
-    auto plan = KvCache::plan_bytes(kLayers, options);
+    auto plan = KvCache::plan_bytes(kLayers, kStates, options);
     EXPECT_FALSE(plan.ok());
     EXPECT_EQ(plan.status().code(), ErrorCode::kUser);
   }
-  auto plan = KvCache::plan_bytes({{INT64_C(1) << 40, INT64_C(1) << 40, 0}}, {});
+  auto plan = KvCache::plan_bytes({{INT64_C(1) << 40, INT64_C(1) << 40}}, {}, {});
   EXPECT_FALSE(plan.ok());
 }
 

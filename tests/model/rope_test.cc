@@ -12,7 +12,7 @@ RopeSpec read(const std::string& json, int64_t head_dim, Status* status = nullpt
   return spec;
 }
 
-// spec/models.md 2: Laguna-S-2.1, full attention layers.
+// Laguna-S-2.1, full attention layers; values from an independent implementation.
 TEST(Rope, YarnOfLagunaS) {
   RopeSpec spec =
       read(R"({"rope_type": "yarn", "rope_theta": 500000.0, "partial_rotary_factor": 0.5, "factor": 128,
@@ -50,7 +50,7 @@ TEST(Rope, OtherTypesAreRefusedByName) {
   read(R"({"rope_type": "longrope", "rope_theta": 1e4})", 64, &status);
   EXPECT_EQ(
       status.message(),
-      R"(config.json: key 'rope_type' = "longrope" is not implemented; implemented: "default", "yarn")");
+      R"(config.json: key 'rope_type' = "longrope" is not implemented; implemented: "default", "yarn", "llama3")");
   read(R"({"rope_theta": 1e4, "partial_rotary_factor": 0.01})", 64, &status);
   EXPECT_NE(status.message().find("partial_rotary_factor"), std::string::npos);
 }

@@ -25,12 +25,12 @@ TEST(Spec, DemoModel) {
   EXPECT_EQ(spec->family, "laguna");
   EXPECT_EQ(spec->width, 384);
   ASSERT_EQ(spec->layers.size(), 8u);
-  EXPECT_EQ(spec->layers[0].attention.heads, 6);
-  EXPECT_EQ(spec->layers[0].attention.window, 0);
+  EXPECT_EQ(std::get<GqaSpec>(spec->layers[0].mixer).heads, 6);
+  EXPECT_EQ(std::get<GqaSpec>(spec->layers[0].mixer).window, 0);
   EXPECT_EQ(spec->layers[0].dense_width, 1024);
   EXPECT_FALSE(spec->layers[0].moe.has_value());
-  EXPECT_EQ(spec->layers[1].attention.heads, 8);
-  EXPECT_EQ(spec->layers[1].attention.window, 128);
+  EXPECT_EQ(std::get<GqaSpec>(spec->layers[1].mixer).heads, 8);
+  EXPECT_EQ(std::get<GqaSpec>(spec->layers[1].mixer).window, 128);
   ASSERT_TRUE(spec->layers[1].moe.has_value());
   EXPECT_EQ(spec->layers[1].moe->experts, 16);
   EXPECT_EQ(spec->layers[1].moe->router.scale, 2.5f);
@@ -46,15 +46,15 @@ TEST(Spec, LagunaSwitches) {
   config["gating"] = "per-element";
   config["moe_router_score_func"] = "sqrtsoftplus";
   config["moe_router_logit_softcapping"] = 30.0;
+  config["mlp_only_layers"] = {0};
   config["surprise"] = 1;
-  config["rope_parameters"]["full_attention"]["mystery"] = 2;
+  config["text"]["mystery"] = 2;
   auto spec = parse(config);
   ASSERT_TRUE(spec.ok()) << spec.status().message();
-  EXPECT_EQ(spec->layers[2].attention.gate_width(), 8 * 64);
+  EXPECT_EQ(std::get<GqaSpec>(spec->layers[2].mixer).gate_width(), 8 * 64);
   EXPECT_EQ(spec->layers[2].moe->router.score, RouterScore::kSqrtSoftplus);
   EXPECT_EQ(spec->layers[2].moe->router.logit_softcap, 30.0f);
-  EXPECT_EQ(spec->ignored_config_keys,
-            (std::vector<std::string>{"rope_parameters.full_attention.mystery", "surprise"}));
+  EXPECT_EQ(spec->ignored_config_keys, (std::vector<std::string>{"surprise", "text"}));
 }
 
 struct Refused {
@@ -65,7 +65,7 @@ struct Refused {
 
 TEST(Spec, WhatIsNotImplementedOrOutOfRangeIsRefusedByKeyAndValue) {
   const Refused table[] = {
-      {"/model_type", "gpt2", "'gpt2' is not implemented; implemented: laguna"},
+      {"/model_type", "gpt2", "'gpt2' is not implemented; implemented: deepseek_v3, glm4_moe"},
       {"/model_type", 7, "'model_type' = 7: wanted a string"},
       {"/model_type", nullptr, "'model_type' is missing"},
       {"/hidden_act", "gelu", R"('hidden_act' = "gelu" is not implemented; implemented: "silu")"},
@@ -106,6 +106,13 @@ TEST(Spec, WhatIsNotImplementedOrOutOfRangeIsRefusedByKeyAndValue) {
       {"/tie_word_embeddings", 1, "'tie_word_embeddings' = 1: wanted true or false"},
       {"/eos_token_id", 8192, "'eos_token_id' = 8192"},
       {"/eos_token_id/1", -4, "'eos_token_id', entry 1: wanted an integer"},
+      {"/mlp_only_layers", nlohmann::ordered_json::array({0, 1}),
+       "'mlp_only_layers' = [0,1]: wanted the dense layers"},
+      {"/final_logit_softcapping", 30, "'final_logit_softcapping' is unknown"},
+      {"/xlayer_types", 1, "'xlayer_types' is unknown to model_type 'laguna' and may change the result"},
+      {"/rope_scaling", nlohmann::ordered_json::object({{"factor", 8}}), "'rope_scaling' is unknown"},
+      {"/rope_parameters/full_attention/mscale", 1, "'rope_parameters.full_attention.mscale' is unknown"},
+      {"/head_dim", 2048, "'head_dim' = 2048: wanted a value in [2, 1024]"},
       {"/bos_token_id", "zero", "'bos_token_id' = \"zero\": wanted an integer"},
   };
   for (const Refused& row : table) {

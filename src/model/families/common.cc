@@ -12,8 +12,8 @@ ModelSpec read_common(Config& config) {
   spec.norm_eps = static_cast<float>(config.number("rms_norm_eps", 0, 1));
   spec.tied_head = config.boolean("tie_word_embeddings", false);
   config.only("hidden_act", {"silu"});
-  if (config.has("bos_token_id"))
-    spec.bos = static_cast<int32_t>(config.integer("bos_token_id", 0, spec.vocab - 1));
+  // The tokenizer adds bos where the model wants it.
+  if (config.has("bos_token_id")) config.integer("bos_token_id", 0, spec.vocab - 1);
   for (int64_t id : config.integer_or_list("eos_token_id", 0, spec.vocab - 1)) {
     spec.eos.push_back(static_cast<int32_t>(id));
   }
@@ -40,6 +40,12 @@ void check_heads(Config& config, const GqaSpec& gqa, size_t layer) {
   if (gqa.heads % gqa.kv_heads == 0) return;
   config.fail(fmt::format("layer {}: {} query heads are no multiple of {} key/value heads", layer, gqa.heads,
                           gqa.kv_heads));
+}
+
+void check_latent(Config& config, const MlaSpec& mla) {
+  if (mla.latent_dim() <= limits::kHeadDim) return;
+  config.fail(fmt::format("kv_lora_rank {} and qk_rope_head_dim {} are more than {} together", mla.kv_rank, mla.rope_dim,
+                          limits::kHeadDim));
 }
 
 RouterSpec read_sigmoid_router(Config& config, int64_t experts) {

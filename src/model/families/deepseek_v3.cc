@@ -21,6 +21,7 @@ ModelSpec deepseek_v3_spec(Config config) {
   mla.rope_dim = config.integer("qk_rope_head_dim", 2, limits::kHeadDim);
   mla.value_dim = config.integer("v_head_dim", 1, limits::kHeadDim);
   mla.rope_style = config.boolean("rope_interleave", true) ? RopeStyle::kInterleaved : RopeStyle::kHalves;
+  check_latent(config, mla);
   spec.ropes = {read_model_rope(config, mla.rope_dim)};
   mla.scale = 1 / std::sqrt(static_cast<float>(mla.query_dim()));
   if (const RopeSpec& rope = spec.ropes[0]; rope.type == RopeSpec::Type::kYarn && rope.mscale_all_dim > 0) {

@@ -13,6 +13,8 @@ ModelSpec read_common(Config& config);
 GqaSpec read_gqa(Config& config, const ModelSpec& spec);
 // Heads that do not divide into key/value heads are an error of the config.
 void check_heads(Config& config, const GqaSpec& gqa, size_t layer);
+// The latent that MLA caches is a key to every backend, and not longer than one may be.
+void check_latent(Config& config, const MlaSpec& mla);
 // The sigmoid router of DeepSeek-V3 and what follows it: selection bias, groups, renormalization, scale.
 RouterSpec read_sigmoid_router(Config& config, int64_t experts);
 // Layers of multi-token prediction stand behind the last layer and are not for plain decoding.

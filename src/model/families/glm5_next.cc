@@ -33,6 +33,7 @@ MlaSpec read_mla(Config& config) {
   mla.nope_dim = config.integer("qk_nope_head_dim", 1, limits::kHeadDim);
   mla.value_dim = config.integer("v_head_dim", 1, limits::kHeadDim);
   mla.scale = 1 / std::sqrt(static_cast<float>(mla.nope_dim));
+  check_latent(config, mla);
   IndexerSpec indexer;
   indexer.heads = config.integer("index_n_heads", 1, limits::kHeads);
   indexer.head_dim = config.integer("index_head_dim", 1, limits::kHeadDim);

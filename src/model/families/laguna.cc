@@ -1,6 +1,6 @@
 // Laguna (poolside; model_type "laguna"): sliding and full attention layers with their own head counts and
 // RoPE, qk-norm, softplus output gate, sigmoid router with selection bias, one shared expert.
-// Spec: spec/models.md 2; names as on disk, which differ from the reference implementation's module names.
+// Names are those on disk, which differ from the module names of the reference implementation (transformers).
 #include <algorithm>
 
 #include "model/families/families.h"
@@ -44,7 +44,6 @@ ModelSpec laguna_spec(Config config) {
   config.only("attention_bias", {false});
   config.only("swa_attention_sink_enabled", {false});
   config.only("decoder_sparse_step", {1});
-  config.ignore({"mlp_only_layers"});  // says again what mlp_layer_types says
   const int64_t layer_count = static_cast<int64_t>(spec.layers.size());
 
   GqaSpec attention = read_gqa(config, spec);
@@ -58,6 +57,17 @@ ModelSpec laguna_spec(Config config) {
   std::vector<std::string> mlp_types(spec.layers.size(), "sparse");
   mlp_types[0] = "dense";
   if (config.has("mlp_layer_types")) mlp_types = config.texts("mlp_layer_types", layer_count);
+  if (config.has("mlp_only_layers")) {
+    // Says again what mlp_layer_types says, and must say the same.
+    std::vector<int64_t> dense;
+    for (int64_t i = 0; i < layer_count; ++i) {
+      if (mlp_types[static_cast<size_t>(i)] == "dense") dense.push_back(i);
+    }
+    if (config.integer_or_list("mlp_only_layers", 0, layer_count - 1) != dense) {
+      config.fail("key " + config.describe("mlp_only_layers") +
+                  ": wanted the dense layers of mlp_layer_types");
+    }
+  }
   const bool any_sliding = std::count(layer_types.begin(), layer_types.end(), "sliding_attention") > 0;
 
   attention.output_gate = read_gating(config, layer_count);

@@ -94,7 +94,7 @@ class CpuOps final : public Ops {
   void do_attend(const AttendArgs& args) override {
     const KvView& kv = args.kv;
     const int64_t width = kv.value_width();
-    NIBBLE_CHECK(kv.head_dim <= cpu::kMaxHeadDim && width <= cpu::kMaxHeadDim);
+    NIBBLE_CHECK(kv.head_dim <= kMaxHeadDim && width <= kMaxHeadDim);
     const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
     auto first_of = [&](int64_t t) {
       int64_t last = args.rows.positions_T[t];

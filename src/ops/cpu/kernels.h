@@ -9,6 +9,7 @@
 // FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
 #pragma once
 
+#include "ops/limits.h"
 #include <stdint.h>
 
 #include "ops/activation.h"
@@ -87,7 +88,6 @@ struct AttendTask {
   const float* sink;  // its logit; null: none
   float* out;         // [value_dim]
 };
-inline constexpr int64_t kMaxHeadDim = 1024;
 
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {

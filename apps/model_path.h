@@ -1,0 +1,14 @@
+// What -m may name: a directory, or a model in the Hugging Face cache.
+#pragma once
+
+#include <string>
+
+#include "base/result.h"
+
+namespace nibble {
+
+// A directory is itself. "org/name" that is no directory is looked up under $HF_HOME/hub (else
+// ~/.cache/huggingface/hub): the snapshot that refs/main names.
+Result<std::string> find_model(const std::string& name);
+
+}  // namespace nibble
