@@ -31,11 +31,11 @@ struct RunOptions {
   // What is not given comes from the model's generation_config.json, then from the built-in defaults.
   std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
   std::optional<int32_t> top_k, repeat_last_n;
-  int64_t seed = -1;                      // -1: a new one each run, shown with -v
+  int64_t seed = -1;              // -1: a new one each run, shown with -v
   std::vector<std::string> stop;  // --stop
   bool ignore_eos = false;
-  bool no_stats = false;                  // no timing lines at the end
-  bool json = false;                      // one JSON object instead of streamed text
+  bool no_stats = false;  // no timing lines at the end
+  bool json = false;      // one JSON object instead of streamed text
 };
 Status run_command(const RunOptions& options);
 

@@ -91,12 +91,14 @@ Report examine(const std::string& directory) {
 
 std::string describe_mixer(const MixerSpec& mixer) {
   if (const auto* gqa = std::get_if<GqaSpec>(&mixer)) {
-    return fmt::format("{} attention, {} heads, {} kv heads x {}", gqa->window > 0 ? fmt::format("window {}", gqa->window) : "full",
-                       gqa->heads, gqa->kv_heads, gqa->head_dim);
+    return fmt::format("{} attention, {} heads, {} kv heads x {}",
+                       gqa->window > 0 ? fmt::format("window {}", gqa->window) : "full", gqa->heads,
+                       gqa->kv_heads, gqa->head_dim);
   }
   if (const auto* mla = std::get_if<MlaSpec>(&mixer)) {
-    return fmt::format("{} attention, {} heads, latent {}", mla->indexer || mla->shares_selection ? "sparse latent" : "latent",
-                       mla->heads, mla->latent_dim());
+    return fmt::format("{} attention, {} heads, latent {}",
+                       mla->indexer || mla->shares_selection ? "sparse latent" : "latent", mla->heads,
+                       mla->latent_dim());
   }
   const auto& kda = std::get<KdaSpec>(mixer);
   return fmt::format("delta attention, {} heads x {}", kda.heads, kda.head_dim);
@@ -108,8 +110,10 @@ std::string describe_layers(const ModelSpec& spec) {
   auto describe = [&](const LayerSpec& layer) {
     const std::string line = describe_mixer(layer.mixer);
     if (!layer.moe) return line + fmt::format("; dense {}", layer.dense_width);
-    std::string shared = layer.moe->shared_width > 0 ? fmt::format(", shared expert {}", layer.moe->shared_width) : "";
-    return line + fmt::format("; {} experts x {}, {} chosen{}", layer.moe->experts, layer.moe->width, layer.moe->chosen, shared);
+    std::string shared =
+        layer.moe->shared_width > 0 ? fmt::format(", shared expert {}", layer.moe->shared_width) : "";
+    return line + fmt::format("; {} experts x {}, {} chosen{}", layer.moe->experts, layer.moe->width,
+                              layer.moe->chosen, shared);
   };
   for (size_t i = 0; i < spec.layers.size();) {
     size_t end = i + 1;

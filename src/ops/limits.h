@@ -1,5 +1,5 @@
-// Sizes that every backend takes; model/limits.h refuses configs beyond them. Constants alone, since the kernels
-// of each instruction set include this.
+// Sizes that every backend takes; model/limits.h refuses configs beyond them. Constants alone, since the
+// kernels of each instruction set include this.
 #pragma once
 
 #include <cstdint>

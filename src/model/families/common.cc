@@ -44,8 +44,8 @@ void check_heads(Config& config, const GqaSpec& gqa, size_t layer) {
 
 void check_latent(Config& config, const MlaSpec& mla) {
   if (mla.latent_dim() <= limits::kHeadDim) return;
-  config.fail(fmt::format("kv_lora_rank {} and qk_rope_head_dim {} are more than {} together", mla.kv_rank, mla.rope_dim,
-                          limits::kHeadDim));
+  config.fail(fmt::format("kv_lora_rank {} and qk_rope_head_dim {} are more than {} together", mla.kv_rank,
+                          mla.rope_dim, limits::kHeadDim));
 }
 
 RouterSpec read_sigmoid_router(Config& config, int64_t experts) {

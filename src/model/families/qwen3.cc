@@ -41,8 +41,10 @@ ModelSpec qwen3_moe_spec(Config config) {
   ModelSpec spec = read_common(config);
   const GqaSpec gqa = read_attention(config, spec);
   MoeSpec moe;
-  moe.experts = config.integer("num_experts", 1, limits::kExperts);
-  config.ignore({"num_local_experts"});  // num_experts again
+  // Newer files call it num_local_experts; some have both.
+  const char* experts = config.has("num_experts") ? "num_experts" : "num_local_experts";
+  moe.experts = config.integer(experts, 1, limits::kExperts);
+  config.ignore({"num_local_experts"});
   moe.chosen = config.integer("num_experts_per_tok", 1, moe.experts);
   moe.width = config.integer("moe_intermediate_size", 1, limits::kWidth);
   moe.router.score = RouterScore::kSoftmaxAll;
