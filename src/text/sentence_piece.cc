@@ -144,14 +144,14 @@ Status SentencePiece::append_ids(std::string_view text, SentencePieceScratch& sc
     const std::string_view part = scratch.parts.back();
     scratch.parts.pop_back();
     const std::optional<int32_t> id = made_id(part);
-    if (!id.has_value()) {
-      NIBBLE_RETURN_IF_ERROR(append_bytes(part, ids));
+    if (id.has_value() && type(*id) != GgufTokenType::kUnused) {
+      ids.push_back(*id);
       continue;
     }
-    const auto unused = type(*id) == GgufTokenType::kUnused ? scratch.unused_left_sizes.find(*id)
-                                                            : scratch.unused_left_sizes.end();
-    if (unused == scratch.unused_left_sizes.end()) {
-      ids.push_back(*id);
+    const auto unused =
+        id.has_value() ? scratch.unused_left_sizes.find(*id) : scratch.unused_left_sizes.end();
+    if (unused == scratch.unused_left_sizes.end()) {  // a character
+      NIBBLE_RETURN_IF_ERROR(append_bytes(part, ids));
       continue;
     }
     scratch.parts.push_back(part.substr(unused->second));
