@@ -135,7 +135,7 @@ std::string describe(const GgufValue& value) {
                      value.type == GgufValueType::kString && value.count != 1 ? "s" : "");
 }
 
-bool GgufMetadata::add(std::string key, GgufValue value) {
+bool GgufMetadata::add(std::string key, GgufValue&& value) {
   return values_.try_emplace(std::move(key), std::move(value)).second;
 }
 

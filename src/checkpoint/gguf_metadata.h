@@ -56,7 +56,7 @@ class GgufMetadata {
   explicit GgufMetadata(std::string name) : name_(std::move(name)) {}
 
   // False where the key is there already.
-  bool add(std::string key, GgufValue value);
+  bool add(std::string key, GgufValue&& value);
 
   bool has(std::string_view key) const { return values_.find(key) != values_.end(); }
   const GgufValue* find(std::string_view key) const;  // null where it is not there
