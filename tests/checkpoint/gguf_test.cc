@@ -207,6 +207,28 @@ TEST(Gguf, TensorsMappedAndReadAreTheSame) {
   }
 }
 
+// Headers are read through a window of some KiB where the file cannot be mapped.
+TEST(Gguf, HeaderOfManyWindows) {
+  std::vector<std::string> tokens;
+  for (size_t i = 0; i < 20000; ++i) tokens.push_back(std::string(i % 23, static_cast<char>('a' + i % 26)));
+  GgufWriter writer;
+  writer.texts("tokens", tokens).text("long", std::string(200000, 'x')).u32("after", 7);
+  for (int i = 0; i < 2000; ++i) writer.tensor(fmt::format("t{}", i), {1}, kF32, bytes_of<float>({1.0F * i}));
+  for (bool maps : {true, false}) {
+    FaultyFileSystem files;
+    files.add_file("m.gguf", writer.file());
+    if (!maps) files.refuse_map("m.gguf");
+    Result<Gguf> gguf = Gguf::open(files, "m.gguf");
+    ASSERT_TRUE(gguf.ok()) << gguf.status().message();
+    EXPECT_EQ(gguf->metadata().texts("tokens").value(), tokens);
+    EXPECT_EQ(gguf->metadata().text("long").value(), std::string(200000, 'x'));
+    EXPECT_EQ(gguf->metadata().integer("after", 0, 9).value(), 7);
+    ASSERT_EQ(gguf->tensors().size(), 2000u);
+    const int64_t shape[] = {1};
+    EXPECT_EQ(gguf->floats("t1999", shape).value()[0], 1999);
+  }
+}
+
 TEST(Gguf, TensorErrorsNameFileTensorWantedAndFound) {
   FaultyFileSystem files;
   files.add_file("m.gguf", small_model()
