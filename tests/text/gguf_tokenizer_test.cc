@@ -52,6 +52,7 @@ GgufVocabulary small_pieces() {
   add("cc", kUnused, -0.5F);                                                                     // 271
   add("ccc", kNormal, -0.6F);                                                                    // 272
   add("<user>", kUserDefined, 0);                                                                // 273
+  add("aa", kNormal, -7);                                                                        // 274
   return vocabulary;
 }
 
@@ -131,6 +132,8 @@ TEST(GgufTokenizer, PiecesMergeByScoreFromTheLeft) {
   // bc before ab; then the space and a.
   EXPECT_EQ(tokenizer.encode("abc").value(), (Ids{1, 268, 267}));
   EXPECT_EQ(tokenizer.encode(" ab").value(), (Ids{1, kFirstPiece, kFirstPiece, 266}));
+  // Of equal scores the leftmost.
+  EXPECT_EQ(tokenizer.encode("aaaa", {.add_special = false}).value(), (Ids{268, 274, 260}));
   EXPECT_EQ(tokenizer.encode("").value(), Ids{1});
   EXPECT_EQ(tokenizer.encode("\u00e4", {.add_special = false}).value(),
             (Ids{kFirstPiece, kFirstByte + 0xC3, kFirstByte + 0xA4}));
@@ -206,7 +209,7 @@ TEST(GgufTokenizer, BadVocabularies) {
       {small_bpe, [](auto& v) { v.tokens[260] = std::string(1025, 'x'); },
        "m.gguf: tokenizer.ggml.tokens: the added token 260 has 1025 bytes, more than 1024"},
       {small_pieces, [](auto& v) { v.scores.pop_back(); },
-       "m.gguf: wanted a score for each of 274 tokens, found 273"},
+       "m.gguf: wanted a score for each of 275 tokens, found 274"},
       {small_pieces, [](auto& v) { v.scores[5] = NAN; }, "m.gguf: token 5: its score is NaN"},
       {small_pieces, [](auto& v) { v.tokens[5] = "<0x2>"; },
        "m.gguf: token 5: wanted a byte token like <0x0A>, found \"<0x2>\""},
