@@ -115,23 +115,43 @@ Result<AddedTokens> AddedTokens::parse(const JsonObject& file, const Bpe& bpe, c
         JsonObject part, JsonObject::from((*parts)[i], fmt::format("{}[{}]", file.where("added_tokens"), i)));
     NIBBLE_RETURN_IF_ERROR(added.add(part, bpe));
   }
+  NIBBLE_RETURN_IF_ERROR(added.build_tries(normalizer, file.where("added_tokens")));
+  return added;
+}
+
+Result<AddedTokens> AddedTokens::from_tokens(std::vector<AddedToken> tokens, const Normalizer& normalizer,
+                                             const std::string& where) {
+  AddedTokens added;
+  for (const AddedToken& token : tokens) {
+    if (token.content.size() > kMaxAddedTokenBytes) {
+      return user_error("{}: the added token {} has {} bytes, more than {}", where, token.id,
+                        token.content.size(), kMaxAddedTokenBytes);
+    }
+    added.id_of_content_.emplace(token.content, token.id);
+  }
+  added.tokens_ = std::move(tokens);
+  NIBBLE_RETURN_IF_ERROR(added.build_tries(normalizer, where));
+  return added;
+}
+
+Status AddedTokens::build_tries(const Normalizer& normalizer, const std::string& where) {
   // Where two tokens are looked for by the same text, special ones go first, then the earlier in the file.
   for (bool special : {true, false}) {
-    for (size_t i = 0; i < added.tokens_.size(); ++i) {
-      const AddedToken& token = added.tokens_[i];
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      const AddedToken& token = tokens_[i];
       if (token.special != special) continue;
       std::string pattern = token.content;
       if (token.normalized) {
         NIBBLE_ASSIGN_OR_RETURN(pattern, normalizer.apply(token.content));
         if (pattern.empty()) {
-          return user_error("{}[{}].content: {} is empty when normalized", file.where("added_tokens"), i,
+          return user_error("{}[{}].content: {} is empty when normalized", where, i,
                             in_quotes(token.content));
         }
       }
-      (token.normalized ? added.normalized_ : added.plain_).insert(pattern, static_cast<int32_t>(i));
+      (token.normalized ? normalized_ : plain_).insert(pattern, static_cast<int32_t>(i));
     }
   }
-  return added;
+  return {};
 }
 
 Status AddedTokens::add(const JsonObject& part, const Bpe& bpe) {

@@ -61,6 +61,11 @@ class AddedTokens {
   // free one; where the file says otherwise a warning names both. An id that is taken is an error.
   static Result<AddedTokens> parse(const JsonObject& file, const Bpe& bpe, const Normalizer& normalizer);
 
+  // Tokens with the ids that they have. REQUIRES each id and each content once, no content empty; `where`
+  // stands for their place in messages.
+  static Result<AddedTokens> from_tokens(std::vector<AddedToken> tokens, const Normalizer& normalizer,
+                                         const std::string& where);
+
   // Cuts text, or normalized text, at the tokens that are looked for there. Segments of text are never
   // empty. Without `parse_special` special tokens stay text.
   void split(std::string_view text, bool is_normalized, bool parse_special, std::vector<Segment>& out) const;
@@ -70,6 +75,7 @@ class AddedTokens {
 
  private:
   Status add(const JsonObject& part, const Bpe& bpe);
+  Status build_tries(const Normalizer& normalizer, const std::string& where);
 
   std::vector<AddedToken> tokens_;
   std::unordered_map<std::string, int32_t> id_of_content_;

@@ -3,14 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "text/added_tokens.h"
-#include "text/bpe.h"
 #include "text/byte_level.h"
-#include "text/decoder.h"
 #include "text/json_fields.h"
-#include "text/normalizer.h"
-#include "text/post_processor.h"
-#include "text/pre_tokenizer.h"
+#include "text/tokenizer_impl.h"
 #include "text/utf8.h"
 
 namespace nibble {
@@ -21,33 +16,22 @@ constexpr size_t kMaxTextBytes = size_t{64} << 20;  // of one encode call; posit
 
 }  // namespace
 
-struct Tokenizer::Impl {
-  Bpe bpe;
-  AddedTokens added;
-  Normalizer normalizer;
-  PreTokenizer pre_tokenizer;
-  PostProcessor post_processor;
-  Decoding decoding;
-  // By id: what decoding gives, nothing where no token has the id.
-  std::vector<std::optional<std::string>> bytes_of_id;
-  std::vector<bool> special;
-
-  void index_tokens();
-  Status encode_text(std::string text, RegexScratch& regex_scratch, BpeScratch& bpe_scratch,
-                     std::vector<int32_t>& ids) const;
-};
-
 void Tokenizer::Impl::index_tokens() {
-  int32_t end = bpe.id_end();
+  int32_t end = std::visit([](const auto& any) { return any.id_end(); }, model);
   for (const AddedToken& token : added.tokens()) end = std::max(end, token.id + 1);
   bytes_of_id.resize(static_cast<size_t>(end));
   special.resize(static_cast<size_t>(end));
   auto bytes_of = [&](const std::string& token) {
     return decoding == Decoding::kByteLevel ? byte_level_to_bytes(token) : token;
   };
-  for (int32_t id = 0; id < bpe.id_end(); ++id) {
-    if (const std::string* token = bpe.token(id); token != nullptr)
-      bytes_of_id[static_cast<size_t>(id)] = bytes_of(*token);
+  if (const auto* bpe = std::get_if<Bpe>(&model)) {
+    for (int32_t id = 0; id < bpe->id_end(); ++id) {
+      if (const std::string* token = bpe->token(id); token != nullptr)
+        bytes_of_id[static_cast<size_t>(id)] = bytes_of(*token);
+    }
+  } else {
+    const auto& pieces = std::get<SentencePiece>(model);
+    for (int32_t id = 0; id < pieces.id_end(); ++id) bytes_of_id[static_cast<size_t>(id)] = pieces.bytes(id);
   }
   for (const AddedToken& token : added.tokens()) {
     bytes_of_id[static_cast<size_t>(token.id)] = bytes_of(token.content);
@@ -56,14 +40,19 @@ void Tokenizer::Impl::index_tokens() {
 }
 
 // Text with no added token that is looked for in raw text.
-Status Tokenizer::Impl::encode_text(std::string text, RegexScratch& regex_scratch, BpeScratch& bpe_scratch,
-                                    std::vector<int32_t>& ids) const {
+Status Tokenizer::Impl::encode_text(std::string text, RegexScratch& regex_scratch,
+                                    ModelScratch& model_scratch, std::vector<int32_t>& ids) const {
   Pieces pieces{std::move(text), {}};
   pieces.ranges.push_back({0, pieces.text.size()});
   NIBBLE_RETURN_IF_ERROR(pre_tokenizer.apply(pieces, regex_scratch));
   std::string_view all = pieces.text;
   for (const TextRange& piece : pieces.ranges) {
-    NIBBLE_RETURN_IF_ERROR(bpe.encode(all.substr(piece.begin, piece.end - piece.begin), bpe_scratch, ids));
+    const std::string_view part = all.substr(piece.begin, piece.end - piece.begin);
+    if (const auto* bpe = std::get_if<Bpe>(&model)) {
+      NIBBLE_RETURN_IF_ERROR(bpe->encode(part, model_scratch.bpe, ids));
+    } else {
+      NIBBLE_RETURN_IF_ERROR(std::get<SentencePiece>(model).encode(part, model_scratch.sentence_piece, ids));
+    }
   }
   return {};
 }
@@ -95,14 +84,11 @@ Result<Tokenizer> Tokenizer::parse(std::string_view tokenizer_json, const std::s
                           PreTokenizer::parse(file.find("pre_tokenizer"), file.where("pre_tokenizer")));
   NIBBLE_ASSIGN_OR_RETURN(AddedTokens added, AddedTokens::parse(file, bpe, normalizer));
   NIBBLE_ASSIGN_OR_RETURN(Decoding decoding, parse_decoder(file.find("decoder"), file.where("decoder")));
-  auto impl = std::make_unique<Impl>(Impl{std::move(bpe),
-                                          std::move(added),
-                                          std::move(normalizer),
-                                          std::move(pre_tokenizer),
-                                          {},
-                                          decoding,
-                                          {},
-                                          {}});
+  auto impl = std::make_unique<Impl>(Impl{.model = std::move(bpe),
+                                          .added = std::move(added),
+                                          .normalizer = std::move(normalizer),
+                                          .pre_tokenizer = std::move(pre_tokenizer),
+                                          .decoding = decoding});
   impl->index_tokens();
   NIBBLE_ASSIGN_OR_RETURN(impl->post_processor,
                           PostProcessor::parse(file.find("post_processor"), file.where("post_processor"),
@@ -117,7 +103,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
   std::vector<int32_t> ids;
   if (options.add_special) ids = impl_->post_processor.before;
   RegexScratch regex_scratch(whole.size());
-  BpeScratch bpe_scratch;
+  Impl::ModelScratch model_scratch;
   std::vector<Segment> segments, inner;
   impl_->added.split(whole, /*is_normalized=*/false, options.parse_special, segments);
   for (const Segment& segment : segments) {
@@ -137,7 +123,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, const Enco
       }
       NIBBLE_RETURN_IF_ERROR(
           impl_->encode_text(normalized.substr(part.range.begin, part.range.end - part.range.begin),
-                             regex_scratch, bpe_scratch, ids));
+                             regex_scratch, model_scratch, ids));
     }
   }
   if (options.add_special) {
@@ -162,14 +148,17 @@ std::string Tokenizer::decode_bytes(std::span<const int32_t> ids, bool skip_spec
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
-  return repair_utf8(decode_bytes(ids, skip_special));
+  std::string bytes = decode_bytes(ids, skip_special);
+  if (impl_->strips_first_space && bytes.starts_with(' ')) bytes.erase(0, 1);
+  return repair_utf8(bytes);
 }
 
 int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(impl_->bytes_of_id.size()); }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view token) const {
   std::optional<int32_t> id = impl_->added.token_id(token);
-  return id.has_value() ? id : impl_->bpe.token_id(token);
+  if (id.has_value()) return id;
+  return std::visit([&](const auto& model) { return model.token_id(token); }, impl_->model);
 }
 
 bool Tokenizer::is_special(int32_t id) const {

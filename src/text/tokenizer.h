@@ -20,6 +20,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "text/gguf_vocabulary.h"
 
 namespace nibble {
 
@@ -40,6 +41,12 @@ class Tokenizer {
   // The same from text; `name` stands for the file in messages.
   static Result<Tokenizer> parse(std::string_view tokenizer_json, const std::string& name);
 
+  // From a GGUF file's vocabulary; ids are the file's own. Refused by name: another model than gpt2 and
+  // llama, a `pre` that is not known, a token that is there twice or is not UTF-8, ids outside the
+  // vocabulary. Control and unknown tokens are special; user-defined ones are found in any text. What a
+  // tokenizer.json would say beyond that is not in the file (lstrip, rstrip, single_word).
+  static Result<Tokenizer> from_gguf(const GgufVocabulary& vocabulary);
+
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
@@ -52,7 +59,9 @@ class Tokenizer {
   // mends that). Ids outside the vocabulary give nothing. With a file that has no decoder, tokens come with
   // spaces between, as the package joins them.
   std::string decode_bytes(std::span<const int32_t> ids, bool skip_special) const;
-  // As the `tokenizers` package decodes: bytes that are no UTF-8 become U+FFFD.
+  // As the `tokenizers` package decodes: bytes that are no UTF-8 become U+FFFD. Where encode puts a space
+  // before the text (GGUF's add_space_prefix), one at the beginning goes; decode_bytes keeps it, since it
+  // cannot know where a text begins.
   std::string decode(std::span<const int32_t> ids, bool skip_special) const;
 
   // One more than the largest id.

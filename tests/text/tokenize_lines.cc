@@ -1,11 +1,24 @@
-// tokenize_lines DIRECTORY [--no-parse-special] [--no-add-special] [--keep-special]: reads one JSON string a
-// line on stdin and writes {"ids": [...], "decoded": "..."} a line, or {"error": "..."}. For
-// tests/python/tokenizer_test.py.
+// tokenize_lines DIRECTORY|FILE.gguf [--no-parse-special] [--no-add-special] [--keep-special]: reads one JSON
+// string a line on stdin and writes {"ids": [...], "decoded": "..."} a line, or {"error": "..."}. For
+// tests/python/tokenizer_test.py and gguf_tokenizer_test.py.
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "checkpoint/gguf.h"
+#include "engine/gguf_tokenizer.h"
 #include "text/tokenizer.h"
+
+namespace {
+
+nibble::Result<nibble::Tokenizer> load(const std::string& path) {
+  const nibble::FileSystem& files = nibble::FileSystem::posix();
+  if (!path.ends_with(".gguf")) return nibble::Tokenizer::load(files, path);
+  NIBBLE_ASSIGN_OR_RETURN(const nibble::Gguf gguf, nibble::Gguf::open(files, path));
+  return nibble::load_gguf_tokenizer(gguf.metadata());
+}
+
+}  // namespace
 
 int main(int count, char** arguments) {
   nibble::EncodeOptions options;
@@ -23,7 +36,7 @@ int main(int count, char** arguments) {
       directory = argument;
     }
   }
-  auto tokenizer = nibble::Tokenizer::load(nibble::FileSystem::posix(), directory);
+  auto tokenizer = load(directory);
   if (!tokenizer.ok()) {
     std::cerr << tokenizer.status().message() << "\n";
     return 1;
