@@ -213,7 +213,7 @@ Status run_command(const RunOptions& options) {
     if (prompt) return user_error("-p and -f both give a prompt; wanted one of them");
     NIBBLE_ASSIGN_OR_RETURN(prompt, read_text(FileSystem::posix(), options.prompt_file, kMaxPromptBytes));
   }
-  LoadProgressLine progress("loading " + options.model.model);
+  ProgressLine progress("loading " + options.model.model);
   NIBBLE_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
       Engine::load(FileSystem::posix(),
