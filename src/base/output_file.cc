@@ -108,8 +108,10 @@ bool same_file(const std::string& a, const std::string& b) {
 std::string canonical_path(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
-  const std::filesystem::path canonical = std::filesystem::weakly_canonical(absolute, error);
-  return error ? path : canonical.string();
+  std::filesystem::path canonical = std::filesystem::weakly_canonical(absolute, error);
+  if (error) return path;
+  if (!canonical.has_filename() && canonical.has_relative_path()) canonical = canonical.parent_path();  // "a/"
+  return canonical.string();
 }
 
 Result<LockFile> LockFile::acquire(const std::string& path) {

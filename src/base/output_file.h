@@ -50,7 +50,7 @@ Status remove_tree(const std::string& path);
 Result<int64_t> free_bytes(const std::string& path);
 // Whether both paths lead to one file or directory; false where one of them is not there.
 bool same_file(const std::string& a, const std::string& b);
-// Absolute, without links and dots, as far as the path exists.
+// Absolute, without links, dots and a slash at the end; links as far as the path exists.
 std::string canonical_path(const std::string& path);
 
 // A lock that ends with its holder, also by kill -9.
