@@ -29,14 +29,20 @@ void to_floats(DType dtype, const std::byte* bytes, int64_t count, float* out) {
   }
 }
 
-// The first place without a finite value, or count. The inner loop has no exit, so that it becomes vectors.
-int64_t find_not_finite(const float* values, int64_t count) {
-  bool finite = true;
+// The largest magnitude; NaN counts as more than infinity. On bits, whose order is that of magnitudes,
+// because a loop over std::max of floats does not become vectors.
+float largest_magnitude(const float* values, int64_t count) {
+  int32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t exponent = std::bit_cast<uint32_t>(values[i]) & 0x7F800000u;
-    finite = finite && exponent != 0x7F800000u;
+    const int32_t magnitude = std::bit_cast<int32_t>(values[i]) & 0x7FFFFFFF;
+    largest = magnitude > largest ? magnitude : largest;
   }
-  if (finite) return count;
+  return std::bit_cast<float>(largest);
+}
+
+// The first place without a finite value, or count.
+int64_t find_not_finite(const float* values, int64_t count) {
+  if (std::isfinite(largest_magnitude(values, count))) return count;
   return std::find_if(values, values + count, [](float value) { return !std::isfinite(value); }) - values;
 }
 
@@ -136,7 +142,7 @@ Status quantize_matrix(const Checkpoint& checkpoint, const QuantizeItem& item, Q
     float amax = 0;
     NIBBLE_RETURN_IF_ERROR(
         for_rows(checkpoint, item, chunk_rows, [&](int64_t, int64_t rows, const float* values) -> Status {
-          for (int64_t i = 0; i < rows * item.k; ++i) amax = std::max(amax, std::fabs(values[i]));
+          amax = std::max(amax, largest_magnitude(values, rows * item.k));
           return {};
         }));
     const float scale = nvfp4::choose_tensor_scale(amax);
