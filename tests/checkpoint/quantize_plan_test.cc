@@ -30,6 +30,7 @@ constexpr NameCase kNames[] = {
     // Routers, norms, ends, biases and what only looks like them.
     {"model.layers.1.mlp.gate.weight", false, false},
     {"model.layers.1.block_sparse_moe.gate.weight", false, false},
+    {"model.layers.1.mlp.gate.up_proj.weight", false, false},
     {"model.layers.1.mlp.router.weight", false, false},
     {"model.layers.1.mlp.router.up_proj.weight", false, false},
     {"model.layers.1.mlp.shared_expert_gate.weight", false, false},
