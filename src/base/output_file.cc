@@ -110,7 +110,8 @@ std::string canonical_path(const std::string& path) {
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
   std::filesystem::path canonical = std::filesystem::weakly_canonical(absolute, error);
   if (error) return path;
-  if (!canonical.has_filename() && canonical.has_relative_path()) canonical = canonical.parent_path();  // "a/"
+  if (!canonical.has_filename() && canonical.has_relative_path())
+    canonical = canonical.parent_path();  // "a/"
   return canonical.string();
 }
 
