@@ -69,4 +69,13 @@ struct DetokenizeOptions {
 };
 Status detokenize_command(const DetokenizeOptions& options);
 
+struct QuantizeCommandOptions {
+  std::string source, destination;
+  std::string type;                          // --type: nvfp4, mxfp4, q4
+  std::string what = "experts";              // --what: experts, all-linear
+  int threads = 0;                           // -t; 0: as many as this process may use
+  uint64_t max_shard_bytes = 5'000'000'000;  // --max-shard-size
+};
+Status quantize_command(const QuantizeCommandOptions& options);
+
 }  // namespace nibble

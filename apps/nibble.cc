@@ -156,6 +156,29 @@ void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, T
   d.add_flag("--skip-special", detokenize.skip_special, "Leave special tokens out");
 }
 
+void add_quantize(CLI::App& app, QuantizeCommandOptions& o) {
+  CLI::App& quantize = *app.add_subcommand("quantize", "Make a 4-bit model of a BF16, F16 or F32 one");
+  quantize.add_option("source", o.source, "Model directory: config.json, *.safetensors")->required();
+  quantize.add_option("destination", o.destination, "Directory to make; goes on where a killed run ended")
+      ->required();
+  quantize.add_option("--type", o.type, "Format of the quantized weights")
+      ->check(CLI::IsMember({"nvfp4", "mxfp4", "q4"}))
+      ->required();
+  quantize
+      .add_option("--what", o.what,
+                  "Routed experts, or the linear layers of attention, dense and shared feed-forward too")
+      ->check(CLI::IsMember({"experts", "all-linear"}))
+      ->capture_default_str();
+  quantize.add_option("-t,--threads", o.threads, "Threads (default: all CPUs that this process may use)")
+      ->check(CLI::Range(0, 1024));
+  quantize
+      .add_option("--max-shard-size", o.max_shard_bytes,
+                  "Largest file of weights, in bytes or as 5GB, 512MB (a tensor is never split)")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 62))
+      ->default_str("5GB");
+}
+
 // One line on stderr that names what was wrong with the command line.
 int report(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
@@ -204,8 +227,10 @@ int run_main(int argc, char** argv) {
   TokenizeOptions tokenize;
   DetokenizeOptions detokenize;
   std::string logits_ids, detokenize_ids;
+  QuantizeCommandOptions quantize;
   add_run(app, run);
   add_others(app, inspect, logits, tokenize, detokenize, logits_ids, detokenize_ids);
+  add_quantize(app, quantize);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     command->add_flag("-v,--verbose", verbose, "More lines about what happens")->group("Messages");
     command->add_option("--log-file", log_file, "Append all messages to this file too")->group("Messages");
@@ -229,6 +254,7 @@ int run_main(int argc, char** argv) {
     if (!log_file.empty()) NIBBLE_RETURN_IF_ERROR(set_log_file(log_file));
     if (app.got_subcommand("run")) return run_command(run);
     if (app.got_subcommand("inspect")) return inspect_command(inspect);
+    if (app.got_subcommand("quantize")) return quantize_command(quantize);
     if (app.got_subcommand("tokenize")) return tokenize_command(tokenize);
     if (app.got_subcommand("logits")) {
       NIBBLE_ASSIGN_OR_RETURN(logits.ids, parse_ids(logits_ids, "--ids"));

@@ -4,32 +4,62 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "base/log.h"
 #include "base/numbers.h"
 
 namespace nibble {
+namespace {
 
-LoadProgressLine::LoadProgressLine(std::string what)
+// Beyond this it is not a time but a guess.
+constexpr double kLongest_s = 100 * 3600;
+
+std::string format_time_left(double seconds) {
+  if (!(seconds < kLongest_s)) return "";
+  const auto whole = static_cast<int64_t>(std::ceil(seconds));
+  if (whole < 60) return fmt::format(", {} s left", whole);
+  if (whole < 3600) return fmt::format(", {}:{:02} min left", whole / 60, whole % 60);
+  return fmt::format(", {}:{:02} h left", whole / 3600, whole / 60 % 60);
+}
+
+}  // namespace
+
+ProgressLine::ProgressLine(std::string what)
     : what_(std::move(what)), terminal_(::isatty(STDERR_FILENO) != 0), start_(Clock::now()), drawn_(start_) {}
 
-void LoadProgressLine::update(int64_t loaded_bytes, int64_t total_bytes) {
+void ProgressLine::update(int64_t done_bytes, int64_t total_bytes, int64_t found_bytes) {
   constexpr auto kRedraw = std::chrono::milliseconds(100);
   constexpr int64_t kBarWidth = 30;
-  Clock::time_point now = Clock::now();
-  if (!terminal_ || now - drawn_ < kRedraw || total_bytes <= 0) return;
+  if (total_bytes <= 0 || (!terminal_ && plain_interval_.count() == 0)) return;
+  const Clock::time_point now = Clock::now();
+  const Clock::duration interval = terminal_ ? Clock::duration(kRedraw) : Clock::duration(plain_interval_);
+  if (now - drawn_ < interval) return;
   drawn_ = now;
-  double seconds = std::chrono::duration<double>(now - start_).count();
-  int64_t filled = std::min(kBarWidth, loaded_bytes * kBarWidth / total_bytes);
-  fmt::print(stderr, "\r{} [{:#<{}}{: <{}}] {} of {}, {:.2f} GB/s ", what_, "", filled, "",
-             kBarWidth - filled, format_bytes(loaded_bytes), format_bytes(total_bytes),
-             static_cast<double>(loaded_bytes) / 1e9 / seconds);
+  const double bytes_per_s =
+      static_cast<double>(done_bytes - found_bytes) / std::chrono::duration<double>(now - start_).count();
+  const std::string numbers = fmt::format(
+      "{} of {}, {:.2f} GB/s{}", format_bytes(done_bytes), format_bytes(total_bytes), bytes_per_s / 1e9,
+      format_time_left(static_cast<double>(total_bytes - done_bytes) / bytes_per_s));
+  if (!terminal_) {
+    log_info("{}: {}", what_, numbers);
+    return;
+  }
+  // A share of the total, without the product that might not fit.
+  const auto filled = std::clamp(
+      static_cast<int64_t>(static_cast<double>(done_bytes) / static_cast<double>(total_bytes) * kBarWidth),
+      int64_t{0}, kBarWidth);
+  fmt::print(stderr, "\r{} [{:#<{}}{: <{}}] {}\x1b[K", what_, "", filled, "", kBarWidth - filled, numbers);
   std::fflush(stderr);
 }
 
-void LoadProgressLine::finish(int64_t total_bytes) {
-  if (terminal_) fmt::print(stderr, "\r\x1b[K");  // wipes the bar
+void ProgressLine::clear() {
+  if (terminal_) fmt::print(stderr, "\r\x1b[K");
+}
+
+void ProgressLine::finish(int64_t total_bytes) {
+  clear();
   double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   log_info("{}: {} in {:.2f} s", what_, format_bytes(total_bytes), seconds);
 }

@@ -1,4 +1,5 @@
-// A progress line on stderr while a model loads: redrawn with GB/s on a terminal, one plain line otherwise.
+// A progress line on stderr for work that goes through many bytes: redrawn with GB/s and the time left on a
+// terminal; elsewhere a closing line, and on wish a plain line now and then.
 #pragma once
 
 #include <chrono>
@@ -7,17 +8,24 @@
 
 namespace nibble {
 
-class LoadProgressLine {
+class ProgressLine {
  public:
-  explicit LoadProgressLine(std::string what);
-  void update(int64_t loaded_bytes, int64_t total_bytes);
-  // The closing line: bytes, seconds, GB/s.
+  explicit ProgressLine(std::string what);
+
+  // Where stderr is no terminal, update() prints a line this often. Default: never.
+  void plain_every(std::chrono::seconds interval) { plain_interval_ = interval; }
+  // `found_bytes` of the done ones were there before the work began, and say nothing about its speed.
+  void update(int64_t done_bytes, int64_t total_bytes, int64_t found_bytes = 0);
+  // Wipes the bar, before an error is printed.
+  void clear();
+  // The closing line: bytes and seconds.
   void finish(int64_t total_bytes);
 
  private:
   using Clock = std::chrono::steady_clock;
   std::string what_;
   bool terminal_;
+  std::chrono::seconds plain_interval_{0};
   Clock::time_point start_, drawn_;
 };
 

@@ -276,7 +276,7 @@ Status run_command(const RunOptions& options) {
   if (options.max_tokens == 0) return user_error("-n 0: nothing to generate; wanted -1 or at least 1");
   if (options.json && !prompt) return user_error("--json needs a prompt: give one with -p or -f");
   NIBBLE_ASSIGN_OR_RETURN(const std::string model, find_model(options.model.model));
-  LoadProgressLine progress("loading " + options.model.model);
+  ProgressLine progress("loading " + options.model.model);
   NIBBLE_ASSIGN_OR_RETURN(
       std::unique_ptr<Engine> engine,
       Engine::load(FileSystem::posix(),

@@ -177,6 +177,14 @@ Result<std::span<const std::byte>> Checkpoint::bytes_of(Entry& entry) {
   return std::span<const std::byte>(entry.copy.get(), size);
 }
 
+Status Checkpoint::read_at(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const {
+  NIBBLE_CHECK(offset >= 0 && offset + std::ssize(out) <= tensor.bytes);
+  const auto at = tensors_.find(tensor.name);
+  NIBBLE_CHECK(at != tensors_.end());
+  Status status = files_[at->second.file]->read_at(tensor.begin + offset, out);
+  return status.ok() ? status : tensor_error(tensor.name, "cannot be read: " + status.message());
+}
+
 Result<std::vector<float>> Checkpoint::floats(const std::string& name, std::span<const int64_t> shape) {
   NIBBLE_ASSIGN_OR_RETURN(const TensorView view,
                           tensor(name, shape, {DType::kBF16, DType::kF16, DType::kF32}));

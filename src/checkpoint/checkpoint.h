@@ -48,6 +48,9 @@ class Checkpoint {
   // what is there. A second call returns the same bytes.
   Result<TensorView> tensor(const std::string& name, std::span<const int64_t> shape,
                             std::initializer_list<DType> dtypes = {});
+  // Reads bytes of a tensor of this Checkpoint, from `offset` inside it, into the caller's memory, and keeps
+  // none of them. Safe for concurrent calls. REQUIRES the bytes to lie inside the tensor.
+  Status read_at(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const;
   // A vector or scalar stored as F32, BF16 or F16, as float32. NaN or infinity in it is an error.
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape);
 

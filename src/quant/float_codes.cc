@@ -20,29 +20,6 @@ uint16_t float_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((rounded >> 13) - (112u << 10)));
 }
 
-uint8_t float_to_e2m1(float value) {
-  uint8_t sign = std::signbit(value) ? 8 : 0;
-  float a = std::fabs(value);
-  // Midpoints between neighbours; a tie goes to the even code.
-  uint8_t code = 7;
-  if (a <= 0.25f) {
-    code = 0;
-  } else if (a < 0.75f) {
-    code = 1;
-  } else if (a <= 1.25f) {
-    code = 2;
-  } else if (a < 1.75f) {
-    code = 3;
-  } else if (a <= 2.5f) {
-    code = 4;
-  } else if (a < 3.5f) {
-    code = 5;
-  } else if (a <= 5.0f) {
-    code = 6;
-  }
-  return static_cast<uint8_t>(sign | code);
-}
-
 uint8_t float_to_e4m3(float value) {
   uint8_t sign = std::signbit(value) ? 0x80 : 0;
   if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7F);

@@ -40,8 +40,16 @@ inline float e2m1_to_float(uint8_t code) {
                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
   return kValues[code & 15u];
 }
-// Nearest, ties to the even code, saturating at 6; NaN becomes 6 with its sign.
-uint8_t float_to_e2m1(float value);
+// Nearest, ties to the even code, saturating at 6; NaN becomes 6 with its sign. Without a branch, so that a
+// loop over it becomes vectors.
+inline uint8_t float_to_e2m1(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const float a = std::bit_cast<float>(bits & 0x7FFFFFFFu);
+  // The number of midpoints between neighbours that a is beyond; a tie goes to the even code.
+  const int code =
+      !(a <= 0.25f) + !(a < 0.75f) + !(a <= 1.25f) + !(a < 1.75f) + !(a <= 2.5f) + !(a < 3.5f) + !(a <= 5.0f);
+  return static_cast<uint8_t>(static_cast<uint32_t>(code) | ((bits >> 28) & 8u));
+}
 
 inline float e4m3_to_float(uint8_t code) {
   uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;

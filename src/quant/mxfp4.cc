@@ -25,10 +25,10 @@ void quantize_row(const float* values, int64_t k, uint8_t* codes, uint8_t* scale
     const uint8_t scale_code = static_cast<uint8_t>(std::ilogb(amax) - kTopExponent + kBias);
     scales[block] = scale_code;
     const float scale = e8m0_to_float(scale_code);
-    for (int64_t i = 0; i < kGroup; i += 2) {
-      const uint8_t low = float_to_e2m1(x[i] / scale), high = float_to_e2m1(x[i + 1] / scale);
-      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(low | (high << 4));
-    }
+    uint8_t unpacked[kGroup];
+    for (int64_t i = 0; i < kGroup; ++i) unpacked[i] = float_to_e2m1(x[i] / scale);
+    for (int64_t i = 0; i < kGroup; i += 2)
+      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(unpacked[i] | (unpacked[i + 1] << 4));
   }
 }
 

@@ -24,11 +24,12 @@ void quantize_row(const float* values, int64_t k, float tensor_scale, uint8_t* c
     uint8_t scale_code = float_to_e4m3(amax / 6.0f / tensor_scale);
     scales[block] = scale_code;
     float scale = e4m3_to_float(scale_code) * tensor_scale;
-    for (int64_t i = 0; i < kGroup; i += 2) {
-      uint8_t low = scale > 0 ? float_to_e2m1(x[i] / scale) : 0;
-      uint8_t high = scale > 0 ? float_to_e2m1(x[i + 1] / scale) : 0;
-      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(low | (high << 4));
+    uint8_t unpacked[kGroup] = {};
+    if (scale > 0) {
+      for (int64_t i = 0; i < kGroup; ++i) unpacked[i] = float_to_e2m1(x[i] / scale);
     }
+    for (int64_t i = 0; i < kGroup; i += 2)
+      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(unpacked[i] | (unpacked[i + 1] << 4));
   }
 }
 

@@ -23,14 +23,19 @@ void quantize_row(const float* values, int64_t k, uint8_t* codes, uint16_t* scal
     for (int64_t i = 0; i < kGroup; ++i) amax = std::max(amax, std::fabs(x[i]));
     const float d = amax / kTopCode;
     scales_f16[block] = float_to_f16(std::min(d, kMaxF16));
-    // std::round is half away from zero.
-    auto code_of = [&](float value) -> unsigned {
-      if (d == 0) return 0;
-      return static_cast<unsigned>(static_cast<int>(std::clamp(std::round(value / d), -kTopCode, kTopCode))) &
-             15u;
-    };
+    uint8_t unpacked[kGroup] = {};
+    if (d > 0) {
+      for (int64_t i = 0; i < kGroup; ++i) {
+        // Only where d is a float32 subnormal is the quotient beyond 7 by more than a rounding.
+        const float quotient = std::clamp(x[i] / d, -kTopCode, kTopCode);
+        // std::round in a form that becomes vectors: the part behind the point is exact.
+        const int whole = static_cast<int>(quotient);
+        const float rest = quotient - static_cast<float>(whole);
+        unpacked[i] = static_cast<uint8_t>((whole + (rest >= 0.5f) - (rest <= -0.5f)) & 15);
+      }
+    }
     for (int64_t i = 0; i < kGroup; i += 2)
-      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(code_of(x[i]) | (code_of(x[i + 1]) << 4));
+      codes[(block * kGroup + i) / 2] = static_cast<uint8_t>(unpacked[i] | (unpacked[i + 1] << 4));
   }
 }
 

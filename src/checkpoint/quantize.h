@@ -1,0 +1,63 @@
+// A model directory in BF16, F16 or F32 to one in 4 bits.
+//
+// Memory: a buffer of some megabytes a thread (gpt-oss: one expert's matrix), however large the model.
+// The same bytes come out for any number of threads, and after any number of kills and resumes: the layout of
+// every file is fixed before the first byte is written, and each tensor depends on its source tensor alone.
+//
+// A job lives in DST/.partial until it is whole: its files, and a journal of the finished shards with sizes
+// and hashes, replaced at once after a shard is on the disk. A later run with the same options checks the
+// finished shards against the journal and makes the others. At the end the files move up into DST,
+// config.json last, so that nothing half-done loads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "base/file.h"
+#include "base/result.h"
+
+namespace nibble {
+
+enum class QuantizeType {
+  kNvfp4,  // ModelOpt's layout, weights only (W4A16_NVFP4)
+  kMxfp4,  // gpt-oss's layout for gpt-oss, compressed-tensors mxfp4-pack-quantized for others
+  kQ4,     // docs/formats.md, "q4"
+};
+enum class QuantizeWhat {
+  kExperts,    // routed experts
+  kAllLinear,  // and the linear layers of attention, dense and shared feed-forward
+};
+std::string_view quantize_type_name(QuantizeType type);  // "nvfp4"
+std::string_view quantize_what_name(QuantizeWhat what);  // "all-linear"
+
+struct QuantizeProgress {
+  int64_t done_bytes = 0;   // of the source; counts what an earlier run did
+  int64_t found_bytes = 0;  // of these what an earlier run did
+  int64_t total_bytes = 0;
+};
+
+struct QuantizeOptions {
+  std::string source, destination;
+  QuantizeType type = QuantizeType::kNvfp4;
+  QuantizeWhat what = QuantizeWhat::kExperts;
+  int threads = 1;
+  int64_t max_shard_bytes = 5'000'000'000;  // a tensor with its scales is never split, so one may be larger
+  std::string version;                      // of this program, for hf_quant_config.json
+  // Called now and then, by one thread at a time.
+  std::function<void(const QuantizeProgress&)> progress;
+};
+
+struct QuantizeSummary {
+  int64_t tensors = 0;  // quantized
+  int64_t kept = 0;     // wanted, but K is no multiple of the group
+  int64_t source_bytes = 0, output_bytes = 0;
+  int64_t shards = 0, resumed_shards = 0;
+};
+
+// Reads through `files`, writes to the real file system. REQUIRES threads >= 1, max_shard_bytes >= 1.
+// An error leaves DST as it was, or with a .partial that a later run goes on from.
+Result<QuantizeSummary> quantize_model(const FileSystem& files, const QuantizeOptions& options);
+
+}  // namespace nibble
