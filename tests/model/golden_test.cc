@@ -62,12 +62,15 @@ TEST_P(Golden, Logits) {
 
 TEST_P(Golden, HiddenStatesAndExpertsOfEveryLayer) {
   auto ids = golden_.get<int32_t>("prompt.0");
-  auto hidden = golden_.get<float>("hidden.0");
+  // The files of families with plain layers hold no hidden states, for the size of the tree.
+  const std::vector<float> hidden =
+      golden_.has("hidden.0") ? golden_.get<float>("hidden.0") : std::vector<float>();
   const size_t tokens = ids.size(), width = static_cast<size_t>(model_.spec().residual_width());
   std::set<size_t> layers_seen, routers_seen;
   Trace trace;
   trace.hidden = [&](size_t layer, Rows<const float> x) {
     layers_seen.insert(layer);
+    if (hidden.empty()) return;
     std::vector<float> mine(x.data, x.data + x.rows * x.cols);
     std::vector<float> wanted(hidden.begin() + static_cast<int64_t>(layer * tokens * width),
                               hidden.begin() + static_cast<int64_t>((layer + 1) * tokens * width));
@@ -166,8 +169,9 @@ TEST_P(Golden, ChunksAndBatchesChangeNoBit) {
 // Every model on the reference and on every instruction set of this machine.
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const char* model : {"laguna", "laguna-nvfp4", "laguna-ct", "qwen3_moe-nvfp4", "glm4_moe-nvfp4", "olmoe-nvfp4",
-                            "mixtral-nvfp4", "minimax_m2-nvfp4", "deepseek_v3-nvfp4", "gpt_oss-mxfp4", "glm5_next-nvfp4"}) {
+  for (const char* model :
+       {"laguna", "laguna-nvfp4", "laguna-ct", "qwen3_moe-nvfp4", "glm4_moe-nvfp4", "olmoe-nvfp4",
+        "mixtral-nvfp4", "minimax_m2-nvfp4", "deepseek_v3-nvfp4", "gpt_oss-mxfp4", "glm5_next-nvfp4"}) {
     const bool bf16_rope = std::string(model) == "laguna";
     all.push_back({model, "reference", "", bf16_rope});
     for (const cpu::Kernels* kernels : cpu::usable_kernels())
