@@ -206,6 +206,7 @@ std::vector<std::string> Config::unread() const {
   std::vector<std::string> names;
   for (const auto& [key, value] : object_->items()) {
     std::string here = path(key);
+    if (value.is_null() || value == false) continue;  // a switch that is off
     if (shared_->read.count(here) == 0) {
       names.push_back(here);
       continue;

@@ -59,7 +59,8 @@ class Config {
 
   const std::string& name() const { return shared_->name; }
   const Status& status() const { return shared_->status; }
-  // Keys that nobody read, dotted, in the file's order; also those of objects that were read.
+  // Keys that nobody read, dotted, in the file's order; also those of objects that were read. What is null or
+  // false asks for nothing and is left out.
   std::vector<std::string> unread() const;
 
  private:

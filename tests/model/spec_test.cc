@@ -48,6 +48,8 @@ TEST(Spec, LagunaSwitches) {
   config["moe_router_logit_softcapping"] = 30.0;
   config["mlp_only_layers"] = {0};
   config["surprise"] = 1;
+  config["new_attention_trick"] = false;
+  config["rope_scaling"] = nullptr;
   config["text"]["mystery"] = 2;
   auto spec = parse(config);
   ASSERT_TRUE(spec.ok()) << spec.status().message();
