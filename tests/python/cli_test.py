@@ -1,0 +1,155 @@
+"""The program from outside: what its commands print, that flags and environment do what they say, the chat at a terminal."""
+import json, os, pathlib, pty, re, select, signal, struct, subprocess, time
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("NIBBLE_BUILD_DIR", ROOT / "build/release"))
+NIBBLE = str(BUILD / "nibble")
+DEMO = str(ROOT / "models/demo")
+SMALL = BUILD / "golden/laguna-nvfp4"
+
+
+def nibble(*args, env=None, stdin=None):
+    done = subprocess.run([NIBBLE, *map(str, args)], capture_output=True, timeout=300, input=stdin,
+                          env={**os.environ, **(env or {})})
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def story(*args, **more):
+    return nibble("run", "-m", DEMO, "-p", "Once upon a time", "-n", "16", "--no-stats", *args, **more)
+
+
+def test_version_and_help():
+    assert re.fullmatch(r"nibble \d+\.\d+\.\d+\n", nibble("--version"))
+    for command in ["run", "inspect", "logits", "tokenize", "detokenize", "quantize"]:
+        assert command in nibble("--help")
+        assert "--help" in nibble(command, "--help")
+
+
+def test_same_seed_same_text_whatever_the_machine_does():
+    texts = {story("--seed", "7", *flags) for flags in
+             [[], ["-t", "1"], ["-t", "3"], ["--prefill-chunk", "1"], ["-b", "3"], ["-c", "64"]]}
+    assert len(texts) == 1
+    assert story("--seed", "8") not in texts
+
+
+def test_environment_and_flags():
+    greedy = story("--temp", "0")
+    assert story(env={"NIBBLE_TEMP": "0"}) == greedy
+    assert story("--temp", "0", "--seed", "1", env={"NIBBLE_TEMP": "5"}) == greedy
+
+
+def test_stop_strings_and_limits():
+    text = story("--temp", "0")
+    word = text.split()[5]
+    assert story("--temp", "0", "--stop", word) == text[:text.index(word)] + "\n"
+    answer = json.loads(nibble("run", "-m", DEMO, "-p", "Once upon a time", "-n", "5", "--json"))
+    assert answer["generated_tokens"] == 5 and answer["prompt_tokens"] == 4
+
+
+def test_prompt_from_a_file_and_from_a_pipe(tmp_path):
+    (tmp_path / "prompt").write_text("Once upon a time")
+    args = ["run", "-m", DEMO, "-n", "8", "--temp", "0", "--no-stats"]
+    assert nibble(*args, "-f", tmp_path / "prompt") == nibble(*args, "-f", "-", stdin=b"Once upon a time")
+
+
+def test_tokenize_and_back():
+    text = "naïve café 日本語 🚀 <|user|>\n"
+    ids = json.loads(nibble("tokenize", "-m", DEMO, "--json", "-p", text))
+    assert nibble("detokenize", "-m", DEMO, ",".join(map(str, ids))) == text + "\n"
+    assert nibble("tokenize", "-m", DEMO, stdin=text.encode()).strip() == ",".join(map(str, ids))
+
+
+def test_inspect():
+    report = json.loads(nibble("inspect", DEMO, "--json", "--tensors"))
+    assert report["architecture"] == "laguna" and report["problems"] == [] and report["chat_template"]
+    assert len(report["tensors"]) == 1519
+    assert sum(t["bytes"] for t in report["tensors"]) == report["total_bytes"]
+    assert sum(b for kinds in report["bytes"].values() for b in kinds.values()) == report["total_bytes"]
+    assert "loads          yes" in nibble("inspect", DEMO)
+
+
+def golden(name):
+    raw = (SMALL / "golden.safetensors").read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    entry = json.loads(raw[8:8 + n])[name]
+    begin, end = entry["data_offsets"]
+    dtype = {"F32": "<f4", "I32": "<i4"}[entry["dtype"]]
+    return np.frombuffer(raw[8 + n + begin:8 + n + end], dtype).reshape(entry["shape"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_logits_against_the_golden_file_in_any_chunks(tmp_path, device):
+    ids = ",".join(map(str, golden("prompt.0")))
+    found = []
+    for chunk in [1, 3, 23, 24, 25, 70]:
+        nibble("logits", "-m", SMALL, "--ids", ids, "--device", device, "--prefill-chunk", chunk, "-o", tmp_path / "x.npy")
+        found.append(np.load(tmp_path / "x.npy"))
+    wanted = golden("logits.0")
+    assert found[0].dtype == np.float32 and found[0].shape == wanted.shape
+    assert all(np.array_equal(found[0], other) for other in found)
+    assert (np.abs(found[0] - wanted).max(1) / np.abs(wanted).max(1)).max() < 2e-5
+
+
+class Terminal:
+    """A program at a terminal of its own."""
+
+    def __init__(self, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(LC_ALL="C.UTF-8", TERM="dumb")
+            os.execv(NIBBLE, [NIBBLE, *args])
+        self.seen = ""
+
+    def read_until(self, pattern, seconds=60):
+        end = time.monotonic() + seconds
+        while not re.search(pattern, self.seen):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.seen!r}"
+            if select.select([self.fd], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.fd, 4096).decode(errors="replace")
+                except OSError:
+                    break
+        found, self.seen = self.seen, ""
+        return found
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def exit_code(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_chat_at_a_terminal():
+    chat = Terminal("run", "-m", DEMO, "-n", "12", "--temp", "0")
+    chat.read_until("> ")
+    chat.type("Tell me a story about a fox.\n")
+    chat.read_until(r"tok/s(.|\n)*> ")
+    chat.type("half a line\x03")  # Ctrl-C at the prompt drops the line, not the program
+    chat.read_until("> ")
+    chat.type("/clear\n")
+    chat.read_until("> ")
+    chat.type("\x04")
+    assert chat.exit_code() == 0
+
+
+def test_ctrl_c_stops_the_answer_not_the_program():
+    chat = Terminal("run", "-m", DEMO, "--ignore-eos", "-c", "1000", "--temp", "0")
+    chat.read_until("> ")
+    chat.type("Tell me a story.\n")
+    chat.read_until(r"story\.\r\n.*\w")  # it has begun
+    os.kill(chat.pid, signal.SIGINT)
+    chat.read_until(r"decode(.|\n)*> ")
+    chat.type("/exit\n")
+    assert chat.exit_code() == 0
+
+
+def test_chat_takes_every_character(tmp_path):
+    (tmp_path / "echo.jinja").write_text("{{ raise_exception('<' ~ messages[-1].content ~ '>') }}")
+    chat = Terminal("run", "-m", DEMO, "--chat-template", str(tmp_path / "echo.jinja"))
+    chat.read_until("> ")
+    chat.type("héé ü 漢字 😀\n")
+    assert "<héé ü 漢字 😀>" in chat.read_until("error.*>")
+    assert chat.exit_code() == 1
