@@ -166,6 +166,39 @@ TEST_P(Golden, ChunksAndBatchesChangeNoBit) {
   for (size_t s = 0; s < 8; ++s) EXPECT_EQ(together[s], alone[s]) << "sequence " << s;
 }
 
+// What a sequence remembers (pages, rings, recurrent states) can be copied, saved and restored bit for bit.
+TEST_P(Golden, CopiedAndSavedSequencesGoOnWithTheSameBits) {
+  auto ids = golden_.get<int32_t>("prompt.0");
+  TestModel model = load_test_model(golden_directory(GetParam().model), GetParam().backend,
+                                    options_for(40, 3), {.cpu_isa = GetParam().isa}, GetParam().bf16_rope);
+  KvCache& kv = model.decoder->kv();
+  auto feed = [&](int32_t slot, size_t from, size_t count) {
+    SequenceStep step{slot, std::span(ids).subspan(from, count), WantLogits::kAll};
+    auto logits = model.decoder->forward(std::span(&step, 1));
+    EXPECT_TRUE(logits.ok()) << logits.status().message();
+    return std::vector<float>(logits->data, logits->data + logits->rows * logits->cols);
+  };
+  const int32_t first = model.add_sequence(), copy = model.add_sequence();
+  feed(first, 0, 37);
+  const std::vector<std::byte> saved = kv.save(first);
+  ASSERT_TRUE(kv.copy_sequence(first, copy).ok());
+  kv.check_integrity();
+  const std::vector<float> wanted = feed(first, 37, 33);
+  EXPECT_EQ(feed(copy, 37, 33), wanted);
+  kv.remove_sequence(first);
+  const int32_t restored = model.add_sequence();
+  ASSERT_TRUE(kv.restore(restored, saved).ok());
+  EXPECT_EQ(kv.length(restored), 37);
+  EXPECT_EQ(feed(restored, 37, 33), wanted);
+  // Other bytes are refused and leave an empty sequence.
+  kv.remove_sequence(copy);
+  const int32_t empty = model.add_sequence();
+  EXPECT_FALSE(kv.restore(empty, std::span(saved).first(saved.size() - 1)).ok());
+  EXPECT_FALSE(kv.restore(empty, std::span(saved).first(4)).ok());
+  EXPECT_EQ(kv.length(empty), 0);
+  kv.check_integrity();
+}
+
 // Every model on the reference and on every instruction set of this machine.
 std::vector<Case> cases() {
   std::vector<Case> all;
