@@ -1,36 +1,35 @@
 #include "base/json.h"
 
 namespace nibble {
-namespace {
-
-// The deepest nesting of [ and { outside strings; needs no valid JSON.
-int nesting(std::string_view text) {
-  int depth = 0, deepest = 0;
+Status check_json_bounds(std::string_view text, const std::string& name) {
+  int depth = 0;
+  int64_t values = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
+    const char c = text[i];
     if (in_string) {
       if (c == '\\') {
         ++i;
       } else if (c == '"') {
         in_string = false;
       }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
+      continue;
     }
+    if (c == '"') in_string = true;
+    if (c == '[' || c == '{') {
+      ++values;
+      if (++depth > kMaxJsonDepth)
+        return user_error("{}: nested more than {} deep at byte {}", name, kMaxJsonDepth, i);
+    }
+    if (c == ']' || c == '}') --depth;
+    if (c == ',' && ++values > kMaxJsonValues)
+      return user_error("{}: more than {} values", name, kMaxJsonValues);
   }
-  return deepest;
+  return {};
 }
 
-}  // namespace
-
-Result<nlohmann::ordered_json> parse_json(std::string_view text, const std::string& name, int max_depth) {
-  if (nesting(text) > max_depth)
-    return user_error("{}: JSON is nested more than {} levels deep", name, max_depth);
+Result<nlohmann::ordered_json> parse_json(std::string_view text, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(check_json_bounds(text, name));
   try {
     return nlohmann::ordered_json::parse(text);
   } catch (const nlohmann::json::exception& error) {

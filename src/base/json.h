@@ -1,6 +1,7 @@
 // JSON from untrusted files, bounded before it is parsed.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -9,8 +10,15 @@
 
 namespace nibble {
 
-// `name` stands for the file in messages. Nesting deeper than max_depth is refused before parsing, so that no
-// visitor of the result can run out of stack. Of duplicate keys the last one counts, as in Python.
-Result<nlohmann::ordered_json> parse_json(std::string_view text, const std::string& name, int max_depth = 64);
+// A deeper visitor could run out of stack; more values would take gigabytes.
+inline constexpr int kMaxJsonDepth = 64;
+inline constexpr int64_t kMaxJsonValues = 16'000'000;
+
+// Counts nesting and values before a parser builds anything; on text that is not JSON the count means
+// nothing, and the parser then refuses it.
+Status check_json_bounds(std::string_view text, const std::string& name);
+
+// `name` stands for the file in messages. Of duplicate keys the last one counts, as in Python.
+Result<nlohmann::ordered_json> parse_json(std::string_view text, const std::string& name);
 
 }  // namespace nibble

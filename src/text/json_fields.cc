@@ -2,43 +2,11 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "text/utf8.h"
 
 namespace nibble {
-namespace {
-
-// Depth and number of values are counted before the parser builds anything; on text that is not JSON the
-// count means nothing, and the parser then refuses it.
-Status check_json_bounds(std::string_view text, const std::string& name) {
-  int depth = 0;
-  int64_t values = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-      continue;
-    }
-    if (c == '"') in_string = true;
-    if (c == '[' || c == '{') {
-      ++values;
-      if (++depth > kMaxJsonDepth)
-        return user_error("{}: nested more than {} deep at byte {}", name, kMaxJsonDepth, i);
-    }
-    if (c == ']' || c == '}') --depth;
-    if (c == ',' && ++values > kMaxJsonValues)
-      return user_error("{}: more than {} values", name, kMaxJsonValues);
-  }
-  return {};
-}
-
-}  // namespace
-
-Result<Json> parse_json(std::string_view text, const std::string& name) {
+Result<Json> parse_tokenizer_json(std::string_view text, const std::string& name) {
   NIBBLE_RETURN_IF_ERROR(check_json_bounds(text, name));
   try {
     return Json::parse(text);

@@ -16,11 +16,9 @@ namespace nibble {
 using Json = nlohmann::json;
 
 // Bounds that keep a small file from becoming gigabytes of tree.
-constexpr int kMaxJsonDepth = 64;
-constexpr int64_t kMaxJsonValues = 16'000'000;
 
 // `name` stands for the file in messages. Of a key that is there twice the last counts.
-Result<Json> parse_json(std::string_view text, const std::string& name);
+Result<Json> parse_tokenizer_json(std::string_view text, const std::string& name);
 
 // A string for a message: in quotes, one line, cut where it is long.
 std::string in_quotes(std::string_view text);

@@ -69,7 +69,7 @@ Result<Tokenizer> Tokenizer::load(const FileSystem& files, const std::string& di
 }
 
 Result<Tokenizer> Tokenizer::parse(std::string_view tokenizer_json, const std::string& name) {
-  NIBBLE_ASSIGN_OR_RETURN(Json json, parse_json(tokenizer_json, name));
+  NIBBLE_ASSIGN_OR_RETURN(Json json, parse_tokenizer_json(tokenizer_json, name));
   NIBBLE_ASSIGN_OR_RETURN(JsonObject file, JsonObject::of_file(json, name));
   // Truncation and padding are for training batches; a caller's limits are its own.
   NIBBLE_RETURN_IF_ERROR(file.refuse_others({"version", "truncation", "padding", "added_tokens", "normalizer",

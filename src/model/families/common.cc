@@ -66,6 +66,30 @@ RouterSpec read_sigmoid_router(Config& config, int64_t experts) {
   return router;
 }
 
+MoeSpec read_deepseek_moe(Config& config) {
+  MoeSpec moe;
+  moe.experts = config.integer("n_routed_experts", 1, limits::kExperts);
+  moe.chosen = config.integer("num_experts_per_tok", 1, moe.experts);
+  moe.width = config.integer("moe_intermediate_size", 1, limits::kWidth);
+  moe.shared_width = moe.width * config.integer("n_shared_experts", 0, 64, 1);
+  moe.router = read_sigmoid_router(config, moe.experts);
+  moe.router_bias_required = true;
+  return moe;
+}
+
+void read_deepseek_ffn(Config& config, ModelSpec& spec) {
+  const MoeSpec moe = read_deepseek_moe(config);
+  const int64_t dense_width = config.integer("intermediate_size", 1, limits::kWidth);
+  const int64_t dense_layers = config.integer("first_k_dense_replace", 0, limits::kLayers, 0);
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (static_cast<int64_t>(i) < dense_layers) {
+      spec.layers[i].dense_width = dense_width;
+    } else {
+      spec.layers[i].moe = moe;
+    }
+  }
+}
+
 void ignore_next_token_layers(Config& config, ModelSpec& spec) {
   const int64_t extra = config.integer("num_nextn_predict_layers", 0, 16, 0);
   for (int64_t i = 0; i < extra; ++i) {

@@ -17,6 +17,10 @@ void check_heads(Config& config, const GqaSpec& gqa, size_t layer);
 void check_latent(Config& config, const MlaSpec& mla);
 // The sigmoid router of DeepSeek-V3 and what follows it: selection bias, groups, renormalization, scale.
 RouterSpec read_sigmoid_router(Config& config, int64_t experts);
+// Routed experts behind that router, and shared ones beside them.
+MoeSpec read_deepseek_moe(Config& config);
+// The feed-forward of all layers: dense in the first first_k_dense_replace, then those experts.
+void read_deepseek_ffn(Config& config, ModelSpec& spec);
 // Layers of multi-token prediction stand behind the last layer and are not for plain decoding.
 void ignore_next_token_layers(Config& config, ModelSpec& spec);
 

@@ -79,13 +79,7 @@ ModelSpec glm5_next_spec(Config outer) {
   hyper.eps = static_cast<float>(config.number("hc_eps", 0, 1, 1e-6));
   spec.hyper = hyper;
 
-  MoeSpec moe;
-  moe.experts = config.integer("n_routed_experts", 1, limits::kExperts);
-  moe.chosen = config.integer("num_experts_per_tok", 1, moe.experts);
-  moe.width = config.integer("moe_intermediate_size", 1, limits::kWidth);
-  moe.shared_width = moe.width * config.integer("n_shared_experts", 0, 64, 1);
-  moe.router = read_sigmoid_router(config, moe.experts);
-  moe.router_bias_required = true;
+  const MoeSpec moe = read_deepseek_moe(config);
   const int64_t dense_width = config.integer("intermediate_size", 1, limits::kWidth);
 
   std::vector<std::string> types(spec.layers.size()), mlps(spec.layers.size()),
