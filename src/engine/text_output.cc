@@ -23,7 +23,7 @@ std::string TextOutput::finish() {
   return text;
 }
 
-std::string TextOutput::release(std::string text) {
+std::string TextOutput::release(const std::string& text) {
   held_ += text;
   // The stop string that is complete first, the longest of those: so that the result does not hang on where
   // tokens cut the text.

@@ -23,7 +23,7 @@ class TextOutput {
   bool stopped() const { return stopped_; }
 
  private:
-  std::string release(std::string text);
+  std::string release(const std::string& text);
 
   const Tokenizer& tokenizer_;
   std::vector<std::string> stop_;

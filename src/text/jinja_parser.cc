@@ -61,7 +61,7 @@ void Parser::adopt(int& depth, int child_depth) const {
   if (depth > limits_.max_depth) fail_depth();
 }
 Expr* Parser::add_child(Expr* parent, Expr* child) const {
-  ast_->heap.charge(sizeof(Expr*));
+  ast_->heap.charge(sizeof(void*));
   if (child != nullptr) adopt(parent->depth, child->depth);
   parent->children.push_back(child);
   return parent;
@@ -389,7 +389,7 @@ CallArguments Parser::parse_arguments() {
       if (at_operator(")")) break;
     }
     first = false;
-    ast_->heap.charge(sizeof(std::string) + sizeof(Expr*));
+    ast_->heap.charge(sizeof(std::string) + sizeof(void*));
     if (skip_operator("*")) {
       require(arguments.star == nullptr && arguments.star_star == nullptr);
       arguments.star = parse_expression();

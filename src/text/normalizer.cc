@@ -46,7 +46,7 @@ void normalize_run(const std::vector<utf8proc_int32_t>& run, bool compose, bool 
   for (utf8proc_ssize_t i = 0; i < size; ++i) append_utf8(static_cast<char32_t>(codes[i]), out);
 }
 
-std::string normalize_unicode(std::string text, bool compose, bool compatibility) {
+std::string normalize_unicode(const std::string& text, bool compose, bool compatibility) {
   // Nothing below this changes: ASCII never, and what composes nothing below U+0300.
   char32_t first_that_changes = compose && !compatibility ? 0x300 : 0x80;
   std::string out;
@@ -129,7 +129,7 @@ Result<std::string> Normalizer::apply(std::string text) const {
   size_t limit = growth_limit(text.size());
   for (const Step& step : steps_) {
     if (const auto* unicode = std::get_if<Unicode>(&step)) {
-      text = normalize_unicode(std::move(text), unicode->compose, unicode->compatibility);
+      text = normalize_unicode(text, unicode->compose, unicode->compatibility);
     } else if (const auto* replace = std::get_if<Replace>(&step)) {
       std::string out;
       size_t done = 0;
