@@ -23,13 +23,12 @@ Result<std::vector<int32_t>> parse_ids(std::string_view text, const std::string&
 }
 
 Result<std::string> read_standard_input() {
-  constexpr size_t kMaxBytes = 64 << 20;
   std::string text;
   char buffer[1 << 16];
   while (std::cin.read(buffer, sizeof(buffer)) || std::cin.gcount() > 0) {
     text.append(buffer, static_cast<size_t>(std::cin.gcount()));
-    if (text.size() > kMaxBytes)
-      return user_error("standard input: more than the {} bytes that are read", kMaxBytes);
+    if (static_cast<int64_t>(text.size()) > kMaxInputBytes)
+      return user_error("standard input: more than the {} bytes that are read", kMaxInputBytes);
   }
   return text;
 }

@@ -18,8 +18,6 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kMaxIdsBytes = 64 << 20;
-
 using OutputFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 // The header of a numpy .npy file, version 1.0: float32, C order; padded so that data starts at a multiple
@@ -51,7 +49,8 @@ Status check_output(const std::string& output, const std::string& model) {
 Status logits_command(const LogitsOptions& options) {
   std::vector<int32_t> ids = options.ids;
   if (!options.ids_file.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(std::string text, read_text(FileSystem::posix(), options.ids_file, kMaxIdsBytes));
+    NIBBLE_ASSIGN_OR_RETURN(std::string text,
+                            read_text(FileSystem::posix(), options.ids_file, kMaxInputBytes));
     NIBBLE_ASSIGN_OR_RETURN(ids, parse_ids(text, options.ids_file));
   }
   if (ids.empty()) return user_error("no token ids; give them with --ids 5,17,42 or --ids-file FILE");

@@ -25,8 +25,6 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kMaxPromptBytes = 64 << 20;
-
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -267,7 +265,7 @@ Status run_command(const RunOptions& options) {
     if (options.prompt_file == "-") {
       NIBBLE_ASSIGN_OR_RETURN(prompt, read_standard_input());
     } else {
-      NIBBLE_ASSIGN_OR_RETURN(prompt, read_text(FileSystem::posix(), options.prompt_file, kMaxPromptBytes));
+      NIBBLE_ASSIGN_OR_RETURN(prompt, read_text(FileSystem::posix(), options.prompt_file, kMaxInputBytes));
     }
   }
   // What can be known to be wrong is said before gigabytes are read.

@@ -126,12 +126,12 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   run_layers(step);
 
   ops_.gather(act.residual, logit_rows_, act.logit_inputs);
+  Rows<const float> last = act.logit_inputs;
   if (spec_.hyper) {
     ops_.hyper_mean(*spec_.hyper, act.logit_inputs, act.logit_normed);
-  } else {
-    ops_.copy(act.logit_inputs, act.logit_normed);
+    last = act.logit_normed;
   }
-  ops_.rms_norm(act.logit_normed, weights_.final_norm, spec_.norm_eps, act.logit_normed);
+  ops_.rms_norm(last, weights_.final_norm, spec_.norm_eps, act.logit_normed);
   ops_.linear(act.logit_normed, weights_.head, act.logits);
   host_logits_.resize(static_cast<size_t>(logit_rows * spec_.vocab));
   ops_.memory().download(host_logits_.data(), act.logits.data,
