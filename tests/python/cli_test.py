@@ -127,7 +127,10 @@ def test_chat_at_a_terminal():
     chat.read_until("> ")
     chat.type("Tell me a story about a fox.\n")
     chat.read_until(r"tok/s(.|\n)*> ")
-    chat.type("half a line\x03")  # Ctrl-C at the prompt drops the line, not the program
+    chat.type("half a line")
+    chat.read_until("half a line")
+    time.sleep(0.5)  # the line editor shows the prompt a moment before it reads
+    chat.type("\x03")  # Ctrl-C at the prompt drops the line, not the program
     chat.read_until("> ")
     chat.type("/clear\n")
     chat.read_until("> ")
