@@ -1,0 +1,71 @@
+// Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from the
+// normed input to the combined output (after one small kernel that groups the rows).
+//
+// Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum of
+// two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products and sums
+// are float32; the tensor scale is applied to the sum. The activation between the two products likewise.
+//
+// Invariance: a row's sums run over K in one order (two halves of K, each in order, then their sum), whatever the
+// rows beside it; the experts of a token are added in the order of a.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/activation.h"
+
+namespace nibble::cuda {
+
+// One expert, repacked (moe_tiles.h). Biases: null for none.
+struct PackedExpert {
+  const uint8_t* gate_up = nullptr;  // [I/16 pairs of tiles][D/128 chunks], both rounded up
+  const uint8_t* down = nullptr;     // [D/32 pairs of tiles][I/128 chunks]
+  float gate_scale = 1, up_scale = 1, down_scale = 1;
+  const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+};
+
+// A matrix as it is on disk, in device memory: codes u8 [N, K/2], scales u8 [N, K/block].
+struct DiskMatrix {
+  const uint8_t* codes = nullptr;
+  const uint8_t* scales = nullptr;
+};
+
+struct MoeShape {
+  int experts = 0, chosen = 0;
+  int model = 0, width = 0;  // D, I
+  int block = 16;            // columns of a block scale: 16 is NVFP4 (e4m3), 32 is MXFP4 (e8m0)
+
+  int model_chunks() const { return (model + 127) / 128; }
+  int width_chunks() const { return (width + 127) / 128; }
+  int64_t gate_up_bytes() const;  // of one expert, repacked
+  int64_t down_bytes() const;
+};
+
+struct MoeDecodeArgs {
+  MoeShape shape;
+  const PackedExpert* experts = nullptr;  // [E], in device memory
+  ActivationSpec activation;
+  int tokens = 0;
+  const float* x = nullptr;  // [T, D]
+  int64_t x_stride = 0;
+  const int32_t* ids = nullptr;  // [T, A], each in [0, E)
+  int64_t ids_stride = 0;
+  const float* weights = nullptr;  // [T, A]
+  int64_t weights_stride = 0;
+  float* out = nullptr;  // [T, D], overwritten
+  int64_t out_stride = 0;
+  void* workspace = nullptr;  // moe_decode_workspace_bytes()
+};
+
+int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
+
+// Writes the tiles of gate and up, or of down, of one expert.
+cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up, uint8_t* to,
+                           cudaStream_t stream);
+cudaError_t repack_down(const MoeShape& shape, DiskMatrix down, uint8_t* to, cudaStream_t stream);
+
+// Launches the layer on `stream`; needs no host round trip and can be captured in a graph.
+cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,57 @@
+// The order in which the tensor-core kernels of 4-bit experts read their weights (moe_decode.cu), for host and
+// device: what a repacking writes, one place for every shift.
+//
+// A chunk holds 2 x 16 weight rows by 128 columns: of gate and up, 16 rows of each; of down, 32 rows. Its bytes:
+//   codes   [2 tiles][2 halves][32 lanes][16 bytes]   lane = 4 * g + q; half h: row 8 h + g of the tile, columns
+//                                                     32 q .. 32 q + 31, as four words of eight codes
+//   scales  [2 tiles][32 lanes][scale bytes]          of row g, then of row g + 8: the block scales of those columns
+// A lane of an m16n8k16 product thus finds its own operand in 16-byte loads; that the columns of a product are
+// permuted is free, for both operands are permuted alike. All chunks of a pair of tiles lie one after the other
+// along K, so that a warp reads one contiguous stream.
+//
+// In a word the eight e2m1 codes stand so that three of its four pairs (two neighbouring columns each) turn into
+// bfloat16 pairs by at most a rotation and a mask, and the fourth by a mask, a product and a mask: sign to bit 15,
+// exponent and mantissa to bits 8..6, which is the code's value times 2^-126, subnormals included.
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cuda {
+
+#ifdef __CUDACC__
+#define NIBBLE_HOST_DEVICE __host__ __device__
+#else
+#define NIBBLE_HOST_DEVICE
+#endif
+
+inline constexpr int kChunkColumns = 128;
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileCodeBytes = kTileRows * kChunkColumns / 2;
+// Of one row of a lane, whose 32 columns have one scale byte (MXFP4) or two (NVFP4).
+NIBBLE_HOST_DEVICE constexpr int tile_scale_bytes(int block) { return 32 * 2 * (32 / block); }
+NIBBLE_HOST_DEVICE constexpr int chunk_bytes(int block) {
+  return 2 * (kTileCodeBytes + tile_scale_bytes(block));
+}
+
+// Bit of a word where bit `bit` (0 mantissa, 1 and 2 exponent, 3 sign) of code i (0..7) stands.
+NIBBLE_HOST_DEVICE constexpr int code_bit_place(int i, int bit) {
+  const int pair = i / 2, high = (i % 2) * 16;
+  if (pair == 3) {
+    constexpr int kPlace[4] = {4, 0, 1, 3};
+    return kPlace[bit] + high;
+  }
+  // Where a rotation by 3 * pair brings it to.
+  constexpr int kTarget[4] = {6, 7, 8, 15};
+  return (kTarget[bit] + high + 3 * pair) % 32;
+}
+
+// Eight codes, the first in the low nibble, in that order.
+NIBBLE_HOST_DEVICE constexpr uint32_t place_codes(uint32_t codes) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) {
+    for (int bit = 0; bit < 4; ++bit) word |= ((codes >> (4 * i + bit)) & 1u) << code_bit_place(i, bit);
+  }
+  return word;
+}
+
+}  // namespace nibble::cuda

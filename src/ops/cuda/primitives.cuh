@@ -1,0 +1,84 @@
+// The PTX that the kernels use, under names. Nothing else in this tree holds inline assembly.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace nibble::cuda {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// mbarrier: one arrival (with the bytes that are to come) completes a phase once those bytes are there.
+__device__ inline void barrier_init(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+}
+// Makes barrier_init visible to the copy engine.
+__device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
+__device__ inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
+// Copies `bytes` (a multiple of 16, both ends aligned to 16) by the copy engine, which completes on `barrier`.
+// The lines are not kept in L2 for long: weights are read once a step.
+__device__ inline void bulk_copy(void* to_shared, const void* from, uint32_t bytes, uint64_t* barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(to_shared)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+__device__ inline uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Two warps meet. id: 1 to 15, one for each pair.
+__device__ inline void pair_barrier(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
+
+__device__ inline uint32_t load_acquire(const uint32_t* p) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+
+// Programmatic dependent launch: what follows the wait sees all that the kernel before wrote; what may be
+// started early is what comes before the wait of the kernel after.
+__device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// c += a b: m16n8k16, bf16 in, float32 sums.
+__device__ inline void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
+__device__ inline uint32_t rotate_right(uint32_t x, int by) { return __funnelshift_r(x, x, by); }
+
+}  // namespace nibble::cuda
