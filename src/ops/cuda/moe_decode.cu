@@ -9,13 +9,16 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kTokensOfTile = 4;                    // an MMA's 8 columns: both parts of four tokens
-constexpr int kMaxTiles = 4;                        // column tiles of one pass over the weights
+constexpr int kMaxTiles = 2;                        // column tiles of one pass over the weights
 constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert in one pass
-constexpr int kStages = 3;                          // chunks of a warp that are under way
+constexpr int kStages = 2;                          // of a warp
+
+constexpr int kMaxExperts = 1024;
 
 // Some rows of one expert: what one pass over its weights serves.
 struct RowBlock {
-  int expert, first, count;  // rows of the grouped order
+  const uint8_t *gate_up, *down;  // the expert's weights
+  int expert, first, count;       // rows of the grouped order
 };
 
 // Where the workspace holds what. The first part is zeroed or written by the grouping kernel.
@@ -27,11 +30,17 @@ struct Workspace {
   int* grouped_row;     // [R] the inverse
   uint32_t* ready;      // [max blocks] finished gate_up tasks of a block
   uint32_t* arrived;    // [T, D/32] experts that have written their part of an output
-  __nv_bfloat16* x;     // [T, 2, D'] the input's two parts; D', I': rounded up to 128
-  __nv_bfloat16* h;     // [R, 2, I'] the activation's two parts
+  __nv_bfloat16* x;     // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
+  __nv_bfloat16* h;     // [R, 2, I'] the activation's two parts, likewise
   float* partial;       // [R, D'] products of down
   int64_t bytes;
 };
+
+// Where column k of a row of operands stands: of each 128 columns, the first eight of every 32, then the second ...,
+// so that the four lanes that share a row load 64 neighbouring bytes at a time.
+__device__ inline int operand_place(int k) {
+  return (k & ~127) + (k % 32 / 8) * 32 + (k % 128 / 32) * 8 + k % 8;
+}
 
 __host__ __device__ inline int max_blocks(int experts, int rows) {
   return rows / kMaxRows + (rows < experts ? rows : experts);
@@ -80,8 +89,11 @@ __global__ void repack_codes(DiskMatrix first, DiskMatrix second, bool down, int
     if (row < n && column < k) {
       const uint8_t* from = m.codes + row * (k / 2) + column / 2;
       for (int b = 0; b < 4; ++b) codes |= static_cast<uint32_t>(from[b]) << (8 * b);
-      // A negative scale is a positive one of negated codes.
-      if (block == 16 && (m.scales[row * (k / 16) + column / 16] & 0x80) != 0) codes ^= 0x88888888u;
+      if (block == 16) {
+        const uint8_t scale = m.scales[row * (k / 16) + column / 16];
+        if ((scale & 0x80) != 0) codes ^= 0x88888888u;
+        if ((scale & 0x7F) == 0) codes = 0;
+      }
     }
     uint8_t* chunk_at = to + (pair * chunks + chunk) * chunk_bytes(block);
     reinterpret_cast<uint32_t*>(chunk_at + tile * kTileCodeBytes + half * 512 + lane * 16)[j] =
@@ -106,7 +118,7 @@ __global__ void repack_scales(DiskMatrix first, DiskMatrix second, bool down, in
         const int column = chunk * 128 + lane % 4 * 32 + b * block;
         uint8_t scale = 0;
         if (row < n && column < k) scale = m.scales[row * (k / block) + column / block];
-        at[half * each + b] = block == 16 ? scale & 0x7F : scale;
+        at[half * each + b] = block == 16 ? place_scale(scale) : scale;
       }
     }
   }
@@ -144,45 +156,69 @@ __global__ void __launch_bounds__(1024) group_rows(MoeDecodeArgs a) {
          id += step) {
       const int64_t t = id / d;
       const int c = static_cast<int>(id % d);
-      split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, w.x[t * 2 * d + c], w.x[(t * 2 + 1) * d + c]);
+      __nv_bfloat16* to = w.x + t * 2 * d + operand_place(c);
+      split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, to[0], to[d]);
     }
     return;
   }
-  const int rows = a.tokens * s.chosen, threads = static_cast<int>(blockDim.x), me = threadIdx.x;
-  for (int i = me; i < a.tokens * (d / 32); i += threads) w.arrived[i] = 0;
-  for (int i = me; i < max_blocks(s.experts, rows); i += threads) w.ready[i] = 0;
-  // Thread by expert: how many rows, where its rows and blocks begin, which rows. Up to 1024 experts.
-  __shared__ int rows_before[1024], blocks_before[1024];
-  int count = 0;
-  if (me < s.experts) {
-    for (int t = 0; t < a.tokens; ++t) {
-      for (int c = 0; c < s.chosen; ++c) count += a.ids[t * a.ids_stride + c] == me ? 1 : 0;
-    }
-  }
-  const int blocks = (count + kMaxRows - 1) / kMaxRows;
-  rows_before[me] = count;
-  blocks_before[me] = blocks;
-  for (int step = 1; step < threads; step *= 2) {
-    __syncthreads();
-    const int r = me >= step ? rows_before[me - step] : 0, b = me >= step ? blocks_before[me - step] : 0;
-    __syncthreads();
-    rows_before[me] += r;
-    blocks_before[me] += b;
-  }
+  const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
+  for (int i = me; i < a.tokens * (d / 32); i += 1024) w.arrived[i] = 0;
+  for (int i = me; i < max_blocks(s.experts, rows); i += 1024) w.ready[i] = 0;
+  auto id = [&](int row) { return a.ids[row / s.chosen * a.ids_stride + row % s.chosen]; };
+
+  // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
+  __shared__ int next_row[kMaxExperts];  // first the count, then the place of the expert's next row
+  __shared__ int2 warp_sum[32];
+  next_row[me] = 0;
   __syncthreads();
-  if (me == threads - 1) *w.blocks = blocks_before[me];
-  if (count == 0) return;
-  int row = rows_before[me] - count;
-  for (int b = 0; b < blocks; ++b) {
-    w.block[blocks_before[me] - blocks + b] = {me, row + b * kMaxRows, min(kMaxRows, count - b * kMaxRows)};
-  }
-  for (int t = 0; t < a.tokens; ++t) {
-    for (int c = 0; c < s.chosen; ++c) {
-      if (a.ids[t * a.ids_stride + c] != me) continue;
-      w.row_token[row] = t;
-      w.row_pair[row] = t * s.chosen + c;
-      w.grouped_row[t * s.chosen + c] = row++;
+  for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[id(row)], 1);
+  __syncthreads();
+  const int count = next_row[me], blocks = (count + kMaxRows - 1) / kMaxRows;
+  int2 sum = {count, blocks};
+  auto add_below = [&] {  // inclusive sums over the lanes
+    for (int step = 1; step < 32; step *= 2) {
+      const int x = __shfl_up_sync(~0u, sum.x, step), y = __shfl_up_sync(~0u, sum.y, step);
+      if (lane >= step) sum.x += x, sum.y += y;
     }
+  };
+  add_below();
+  if (lane == 31) warp_sum[warp] = sum;
+  __syncthreads();
+  const int2 own = sum;
+  sum = warp_sum[lane];
+  add_below();
+  const int2 before = {__shfl_sync(~0u, sum.x, (warp + 31) % 32), __shfl_sync(~0u, sum.y, (warp + 31) % 32)};
+  const int first_row = own.x - count + (warp > 0 ? before.x : 0);
+  const int first_block = own.y - blocks + (warp > 0 ? before.y : 0);
+  for (int b = 0; b < blocks; ++b) {
+    w.block[first_block + b] = {a.experts[me].gate_up, a.experts[me].down, me, first_row + b * kMaxRows,
+                                min(kMaxRows, count - b * kMaxRows)};
+  }
+  if (me == 1023) *w.blocks = first_block + blocks;
+  next_row[me] = first_row;
+
+  // Rows of an expert in their order: 1024 at a time, a row's place by how many before it chose the same.
+  __shared__ __align__(16) uint8_t seen[32][kMaxExperts];  // rows of a warp that chose the expert
+  for (int begin = 0; begin < rows; begin += 1024) {
+    for (int i = me; i < 32 * kMaxExperts / 16; i += 1024) reinterpret_cast<uint4*>(seen)[i] = {0, 0, 0, 0};
+    const int row = begin + me, expert = row < rows ? id(row) : -1;
+    const uint32_t same = __match_any_sync(~0u, expert);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    __syncthreads();
+    if (expert >= 0 && rank == 0) seen[warp][expert] = static_cast<uint8_t>(__popc(same));
+    __syncthreads();
+    if (expert >= 0) {
+      int place = next_row[expert] + rank;
+      for (int other = 0; other < warp; ++other) place += seen[other][expert];
+      w.row_token[place] = row / s.chosen;
+      w.row_pair[place] = row;
+      w.grouped_row[row] = place;
+    }
+    __syncthreads();
+    int total = 0;
+    for (int other = 0; other < 32; ++other) total += seen[other][me];
+    next_row[me] += total;
+    __syncthreads();
   }
 }
 
@@ -210,85 +246,109 @@ __device__ inline void decode(uint32_t word, uint32_t (&pairs)[4]) {
 // What the scales below leave to be done on the float32 sum: a weight comes out of the decoding times 2^-7.
 constexpr float kUnscale = 128.0f;
 
-// A block scale times 2^119 as a pair of equal bfloat16.
+// The block scales of a lane's two rows (first the low, then the high half) as bfloat16 times 2^119. `scales`: what
+// the chunk holds for the lane; part: which half of its 32 columns.
 template <int kBlock>
-__device__ inline uint32_t scale_pair(uint32_t scales, int byte) {
+__device__ inline uint32_t scale_pair(uint32_t scales, int part) {
   if constexpr (kBlock == 16) {
-    // e4m3 without its sign is a bfloat16 times 2^-120 when its bits start at 4: subnormals included.
-    const uint32_t high = __byte_perm(scales, 0, 0x0404 | byte << 4 | byte << 12);
-    constexpr uint32_t kTwoTo120 = 0x7B807B80u, kTwoTo119 = 0x7B007B00u;
-    return mul_bf16x2(mul_bf16x2(high >> 4, kTwoTo120), kTwoTo119);
+    const uint32_t bytes = part == 0 ? scales & 0x00FF00FFu : __byte_perm(scales, 0, 0x4341);
+    return bytes * 16 + 0x76007600u;  // place_scale's exponent bias, 10, against bfloat16's
   } else {
-    const uint32_t exponent = (scales >> (8 * byte) & 0xFF) + 119;
-    return exponent << 7 | exponent << 23;
+    return __byte_perm(scales, 0, 0x4140) * 128 + 0x3B803B80u;  // exponent + 119
   }
 }
 
-// Chunk by chunk, a warp's weights come through its ring of stages: the tasks' chunks without a gap between tasks.
+// A warp's ring of chunks, which runs on from task to task without a gap.
 template <int kBlock>
 struct Ring {
   static constexpr int kBytes = chunk_bytes(kBlock);
   uint8_t* stages;     // [kStages][kBytes] in shared memory
   uint64_t* barriers;  // [kStages]
   uint64_t policy;
-  uint32_t head = 0;  // chunks asked for
-  uint32_t tail = 0;  // chunks used
+  int stage = 0;  // of the next chunk to use, which is the stage that was asked for longest ago
+  uint32_t parity = 0;
 
-  __device__ void ask(const uint8_t* from) {  // by one lane
-    const uint32_t stage = head++ % kStages;
-    barrier_expect(barriers + stage, kBytes);
-    bulk_copy(stages + stage * kBytes, from, kBytes, barriers + stage, policy);
+  __device__ void ask(int at, const uint8_t* from) const {  // by one lane
+    barrier_expect(barriers + at, kBytes);
+    bulk_copy(stages + at * kBytes, from, kBytes, barriers + at, policy);
   }
-  __device__ const uint8_t* wait() {
-    const uint32_t stage = tail % kStages;
-    barrier_wait(barriers + stage, tail / kStages & 1);
+  __device__ const uint8_t* wait() const {
+    barrier_wait(barriers + stage, parity);
     return stages + stage * kBytes;
   }
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
 };
 
-// The tasks of a pair of warps, in order: j = pair, pair + pairs, ... First all of gate_up, then all of down.
+// A task of a pair of warps: two tiles of weight rows times the rows of a block.
+struct Task {
+  bool down;
+  int block, tile;
+};
+
+// The tasks of a pair of warps in their order. A multiprocessor has one stretch of all tasks of gate_up (tile after
+// tile, block after block) and then one of down's: so it meets few blocks, whose rows stay in its cache.
 struct Tasks {
-  int gate_up_tiles, down_tiles;  // pairs of tiles of an expert
-  int gate_up, total;             // tasks
+  int tiles[2], end[2], begin_down;  // of gate_up and down
+  int step;                          // pairs of a multiprocessor
+  int down = 0, at = 0;              // the task to come
+
+  __device__ Tasks(const MoeShape& s, int blocks, int pair, int pairs) : step(pairs) {
+    tiles[0] = s.width_chunks() * 8;
+    tiles[1] = s.model_chunks() * 4;
+    const int64_t me = blockIdx.x, all = gridDim.x;
+    auto stretch = [&](int which, int64_t i) {
+      return static_cast<int>(static_cast<int64_t>(blocks) * tiles[which] * i / all);
+    };
+    end[0] = stretch(0, me + 1);
+    end[1] = stretch(1, me + 1);
+    begin_down = stretch(1, me) + pair;
+    at = stretch(0, me) + pair;
+    settle();
+  }
+  __device__ bool done() const { return at >= end[down]; }
+  __device__ Task task() const {
+    const int block = at / tiles[down];
+    return {down != 0, block, at - block * tiles[down]};
+  }
+  __device__ void next() {
+    at += step;
+    settle();
+  }
+
+ private:
+  __device__ void settle() {
+    if (down == 0 && at >= end[0]) down = 1, at = begin_down;
+  }
 };
 
-// Where the chunks of this warp's half of a task begin, and how many they are.
-struct Half {
-  const uint8_t* from;
-  int first_chunk, chunks;
-};
+__device__ inline int chunks_of(const MoeShape& s, bool down) { return down ? s.width_chunks() : s.model_chunks(); }
+// The two halves of K: of the warps of a pair, one takes the chunks below this, one the others.
+__device__ inline int middle_of(int chunks) { return (chunks + 1) / 2; }
 
-template <int kBlock>
-__device__ inline Half half_of(const Tasks& tasks, const Workspace& w, const MoeDecodeArgs& a, int j, int half) {
-  const bool down = j >= tasks.gate_up;
-  const int at = down ? j - tasks.gate_up : j, tiles = down ? tasks.down_tiles : tasks.gate_up_tiles;
-  const int tile = at % tiles;
-  const PackedExpert& expert = a.experts[w.block[at / tiles].expert];
-  const int chunks = ((down ? a.shape.width : a.shape.model) + 127) / 128, middle = (chunks + 1) / 2;
-  const int first = half == 0 ? 0 : middle;
-  return {(down ? expert.down : expert.gate_up) +
-              (static_cast<int64_t>(tile) * chunks + first) * chunk_bytes(kBlock),
-          first, half == 0 ? middle : chunks - middle};
-}
-
-// Asks for chunks, task after task, while there is room.
+// The chunks that a warp will need, task after task.
 template <int kBlock>
 struct Feeder {
-  Half next = {nullptr, 0, 0};
-  int j;
+  Tasks tasks;  // after the one that is being fed
+  const uint8_t* from = nullptr;
+  int chunks = 0;  // left in the task
 
-  __device__ void feed(Ring<kBlock>& ring, const Tasks& tasks, const Workspace& w, const MoeDecodeArgs& a,
-                       int half, int pairs) {
-    while (ring.head - ring.tail < kStages) {
-      while (next.chunks == 0) {
-        if (j >= tasks.total) return;
-        next = half_of<kBlock>(tasks, w, a, j, half);
-        j += pairs;
-      }
-      ring.ask(next.from);
-      next.from += chunk_bytes(kBlock);
-      --next.chunks;
+  // Asks for the next chunk, if there is one, into a free stage.
+  __device__ void feed(const Ring<kBlock>& ring, int stage, const MoeShape& s, const RowBlock* blocks, int half) {
+    while (chunks == 0) {
+      if (tasks.done()) return;
+      const Task task = tasks.task();
+      const RowBlock& block = blocks[task.block];
+      const int all = chunks_of(s, task.down), middle = middle_of(all), first = half == 0 ? 0 : middle;
+      from = (task.down ? block.down : block.gate_up) +
+             (static_cast<int64_t>(task.tile) * all + first) * chunk_bytes(kBlock);
+      chunks = half == 0 ? middle : all - middle;
+      tasks.next();
     }
+    ring.ask(stage, from);
+    from += chunk_bytes(kBlock);
+    --chunks;
   }
 };
 
@@ -299,24 +359,26 @@ __device__ inline void multiply(Ring<kBlock>& ring, Feed feed, int first_chunk, 
                                 const __nv_bfloat16* const (&rows)[kTiles], float (&sums)[2][kTiles][4]) {
   const int lane = threadIdx.x % 32;
   constexpr int kScales = 32 / kBlock;  // of a row
-  for (int c = 0; c < chunks; ++c) {
-    const int column = (first_chunk + c) * kChunkColumns + lane % 4 * 32;
-    uint32_t b[kTiles][8];
-    auto load_b = [&](int part) {
+  // The operands of the tokens: of a lane's 32 columns of a chunk, the first 16 and the last 16. Either half is
+  // under way while the products of the other run. A column without a row stays zero.
+  uint32_t b[2][kTiles][8] = {};
+  auto load_b = [&](int chunk, int part) {
+    const int place = chunk * kChunkColumns + part * 64 + lane % 4 * 8;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
+    for (int n = 0; n < kTiles; ++n) {
+      if (rows[n] == nullptr) continue;
 #pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          uint4 bits = {0, 0, 0, 0};
-          if (rows[n] != nullptr) {
-            bits = *reinterpret_cast<const uint4*>(rows[n] + column + part * 16 + v * 8);
-          }
-          b[n][4 * v] = bits.x, b[n][4 * v + 1] = bits.y, b[n][4 * v + 2] = bits.z, b[n][4 * v + 3] = bits.w;
-        }
+      for (int v = 0; v < 2; ++v) {
+        const uint4 bits = *reinterpret_cast<const uint4*>(rows[n] + place + v * 32);
+        b[part][n][4 * v] = bits.x, b[part][n][4 * v + 1] = bits.y;
+        b[part][n][4 * v + 2] = bits.z, b[part][n][4 * v + 3] = bits.w;
       }
-    };
-    load_b(0);
-    const uint8_t* chunk = ring.wait();
+    }
+  };
+  if (chunks > 0) load_b(first_chunk, 0);
+  for (int c = 0; c < chunks; ++c) {
+    load_b(first_chunk + c, 1);
+    const uint8_t* const chunk = ring.wait();
     uint4 codes[2][2];
     uint32_t scales[2];
 #pragma unroll
@@ -335,30 +397,32 @@ __device__ inline void multiply(Ring<kBlock>& ring, Feed feed, int first_chunk, 
       }
     }
     __syncwarp();  // all lanes hold their part of the chunk: its stage is free
-    ++ring.tail;
-    if (lane == 0) feed();
+    if (lane == 0) feed(ring.stage);
+    ring.advance();
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {  // 16 columns of each lane
-      if (part == 1) load_b(1);
+    for (int part = 0; part < 2; ++part) {
+      if (part == 1 && c + 1 < chunks) load_b(first_chunk + c + 1, 0);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
-        uint32_t weights[2][8];
+        uint32_t weights[2][8], scale[2];
+        scale[0] = scale_pair<kBlock>(scales[tile], part);
+        scale[1] = high_twice(scale[0]);
+        scale[0] = low_twice(scale[0]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const uint4& word = codes[tile][half];
           uint32_t pairs[2][4];
           decode(part == 0 ? word.x : word.z, pairs[0]);
           decode(part == 0 ? word.y : word.w, pairs[1]);
-          const uint32_t scale = scale_pair<kBlock>(scales[tile], half * kScales + (kScales == 2 ? part : 0));
 #pragma unroll
-          for (int p = 0; p < 8; ++p) weights[half][p] = mul_bf16x2(pairs[p / 4][p % 4], scale);
+          for (int p = 0; p < 8; ++p) weights[half][p] = mul_bf16x2(pairs[p / 4][p % 4], scale[half]);
         }
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
           for (int m = 0; m < 4; ++m) {
             mma_bf16(sums[tile][n], weights[0][2 * m], weights[1][2 * m], weights[0][2 * m + 1],
-                     weights[1][2 * m + 1], b[n][2 * m], b[n][2 * m + 1]);
+                     weights[1][2 * m + 1], b[part][n][2 * m], b[part][n][2 * m + 1]);
           }
         }
       }
@@ -377,18 +441,16 @@ struct SharedLayout {
 
 // What a pair of warps does with one task once the weights are on their way.
 template <int kBlock, int kTiles, class Feed>
-__device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, const Tasks& tasks, int j, int pair,
-                                int half, Ring<kBlock>& ring, Feed feed, float* sums_shared) {
+__device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, const Task& task, const RowBlock& block,
+                                int pair, int half, bool finishes, Ring<kBlock>& ring, Feed feed, float* sums_shared) {
   const MoeShape& s = a.shape;
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int d = (s.model + 127) / 128 * 128, i = (s.width + 127) / 128 * 128;
-  const bool down = j >= tasks.gate_up;
-  const int at = down ? j - tasks.gate_up : j, tiles = down ? tasks.down_tiles : tasks.gate_up_tiles;
-  const int index = at / tiles, tile = at % tiles;
-  const RowBlock block = w.block[index];
+  const bool down = task.down;
+  const int tile = task.tile;
   if (down) {
     if (lane == 0) {
-      while (load_acquire(w.ready + index) < static_cast<uint32_t>(tasks.gate_up_tiles)) __nanosleep(64);
+      while (load_relaxed(w.ready + task.block) < static_cast<uint32_t>(s.width_chunks() * 8)) __nanosleep(20);
     }
     __syncwarp();
   }
@@ -403,17 +465,17 @@ __device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, cons
     }
   }
   float sums[2][kTiles][4] = {};
-  const int chunks = ((down ? s.width : s.model) + 127) / 128, middle = (chunks + 1) / 2;
+  const int chunks = chunks_of(s, down), middle = middle_of(chunks);
   multiply<kBlock, kTiles>(ring, feed, half == 0 ? 0 : middle, half == 0 ? middle : chunks - middle, rows, sums);
 
-  // The second half's sums join the first's.
-  if (half == 1) {
+  // The sums of both halves of K; a + b and b + a are the same bits.
+  if (!finishes) {
 #pragma unroll
     for (int v = 0; v < 2 * kTiles * 4; ++v)
       sums_shared[v * 32 + lane] = sums[v / (kTiles * 4)][v / 4 % kTiles][v % 4];
   }
   pair_barrier(1 + pair);
-  if (half == 1) return;
+  if (!finishes) return;
 #pragma unroll
   for (int v = 0; v < 2 * kTiles * 4; ++v)
     sums[v / (kTiles * 4)][v / 4 % kTiles][v % 4] += sums_shared[v * 32 + lane];
@@ -433,14 +495,13 @@ __device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, cons
           if (expert.up_bias != nullptr) up += expert.up_bias[column];
         }
         if (row < block.count) {
-          __nv_bfloat16* to = w.h + static_cast<int64_t>(block.first + row) * 2 * i + column;
+          __nv_bfloat16* to = w.h + static_cast<int64_t>(block.first + row) * 2 * i + operand_place(column);
           split(column < s.width ? activated(a.activation, gate, up) : 0.0f, to[0], to[i]);
         }
       }
     }
-    __threadfence();
     __syncwarp();
-    if (lane == 0) atomicAdd(w.ready + index, 1u);
+    if (lane == 0) add_release(w.ready + task.block, 1);
     return;
   }
 #pragma unroll
@@ -458,23 +519,30 @@ __device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, cons
     }
   }
   // Who brings the last part of a token's 32 columns adds them up, in the order of a.
-  __threadfence();
   __syncwarp();
   bool last = false;
   int token = 0;
   if (lane < block.count) {
     token = w.row_token[block.first + lane];
-    last = atomicAdd(w.arrived + static_cast<int64_t>(token) * tiles + tile, 1u) + 1 ==
+    last = add_release(w.arrived + static_cast<int64_t>(token) * (d / 32) + tile, 1) + 1 ==
            static_cast<uint32_t>(s.chosen);
   }
-  __threadfence();
   for (uint32_t mask = __ballot_sync(~0u, last); mask != 0; mask &= mask - 1) {
     const int64_t t = __shfl_sync(~0u, token, __ffs(static_cast<int>(mask)) - 1);
     const int column = tile * 32 + lane;
     float sum = 0;
-    for (int c = 0; c < s.chosen; ++c) {
-      const int64_t row = w.grouped_row[t * s.chosen + c];
-      sum += a.weights[t * a.weights_stride + c] * __ldcg(w.partial + row * d + column);
+    for (int first = 0; first < s.chosen; first += 8) {  // eight loads under way, added in order
+      float part[8], weight[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        part[c] = weight[c] = 0;
+        if (first + c >= s.chosen) continue;
+        const int64_t row = w.grouped_row[t * s.chosen + first + c];
+        weight[c] = a.weights[t * a.weights_stride + first + c];
+        part[c] = __ldcg(w.partial + row * d + column);
+      }
+#pragma unroll
+      for (int c = 0; c < 8; ++c) sum = first + c < s.chosen ? sum + weight[c] * part[c] : sum;
     }
     if (column < s.model) a.out[t * a.out_stride + column] = sum;
   }
@@ -487,7 +555,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) moe_layer(MoeDecodeArgs a) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int half = warp % 2, pair = warp / 2;
   Ring<kBlock> ring;
-  ring.stages = shared + warp * kStages * chunk_bytes(kBlock);
+  ring.stages = shared + warp * kStages * Ring<kBlock>::kBytes;
   ring.barriers = reinterpret_cast<uint64_t*>(shared + Layout::kBarriers) + warp * kStages;
   ring.policy = evict_first_policy();
   float* const sums_of_pair = reinterpret_cast<float*>(shared + Layout::kSums + pair * 2 * Layout::kSumBytes);
@@ -500,31 +568,22 @@ __global__ void __launch_bounds__(kWarps * 32, 1) moe_layer(MoeDecodeArgs a) {
   dependency_launch();
 
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
-  Tasks tasks;
-  tasks.gate_up_tiles = (a.shape.width + 127) / 128 * 8;
-  tasks.down_tiles = (a.shape.model + 127) / 128 * 4;
-  const int blocks = *w.blocks;
-  tasks.gate_up = blocks * tasks.gate_up_tiles;
-  tasks.total = tasks.gate_up + blocks * tasks.down_tiles;
-  // Neighbouring pairs are on different multiprocessors: each gets its share of a small step.
-  const int pairs = static_cast<int>(gridDim.x) * (kWarps / 2);
-  const int first = pair * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  Feeder<kBlock> feeder;
-  feeder.j = first;
-  auto feed = [&] { feeder.feed(ring, tasks, w, a, half, pairs); };
-  if (lane == 0) feed();
+  Tasks tasks(a.shape, *w.blocks, pair, kWarps / 2);
+  Feeder<kBlock> feeder{tasks};
+  auto feed = [&](int stage) { feeder.feed(ring, stage, a.shape, w.block, half); };
+  if (lane == 0) {
+    for (int i = 0; i < kStages; ++i) feed(i);
+  }
+  // Which of the two buffers of sums a task uses; also which half finishes it, so that both have the same work.
   int buffer = 0;
-  for (int j = first; j < tasks.total; j += pairs) {
-    const int at = j >= tasks.gate_up ? (j - tasks.gate_up) / tasks.down_tiles : j / tasks.gate_up_tiles;
-    const int count = w.block[at].count;
+  for (; !tasks.done(); tasks.next(), buffer ^= 1) {
+    const Task task = tasks.task();
+    const RowBlock block = w.block[task.block];
     float* sums = sums_of_pair + buffer * (Layout::kSumBytes / 4);
-    buffer ^= 1;
-    if (count <= kTokensOfTile) {
-      run_task<kBlock, 1>(a, w, tasks, j, pair, half, ring, feed, sums);
-    } else if (count <= 2 * kTokensOfTile) {
-      run_task<kBlock, 2>(a, w, tasks, j, pair, half, ring, feed, sums);
+    if (block.count <= kTokensOfTile) {
+      run_task<kBlock, 1>(a, w, task, block, pair, half, half == buffer, ring, feed, sums);
     } else {
-      run_task<kBlock, 4>(a, w, tasks, j, pair, half, ring, feed, sums);
+      run_task<kBlock, 2>(a, w, task, block, pair, half, half == buffer, ring, feed, sums);
     }
   }
 }

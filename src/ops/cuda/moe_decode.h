@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "ops/activation.h"
+#include "ops/cuda/moe_tiles.h"
 
 namespace nibble::cuda {
 
@@ -36,8 +37,8 @@ struct MoeShape {
   int model = 0, width = 0;  // D, I
   int block = 16;            // columns of a block scale: 16 is NVFP4 (e4m3), 32 is MXFP4 (e8m0)
 
-  int model_chunks() const { return (model + 127) / 128; }
-  int width_chunks() const { return (width + 127) / 128; }
+  NIBBLE_HOST_DEVICE int model_chunks() const { return (model + 127) / 128; }
+  NIBBLE_HOST_DEVICE int width_chunks() const { return (width + 127) / 128; }
   int64_t gate_up_bytes() const;  // of one expert, repacked
   int64_t down_bytes() const;
 };

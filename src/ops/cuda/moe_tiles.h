@@ -5,6 +5,7 @@
 //   codes   [2 tiles][2 halves][32 lanes][16 bytes]   lane = 4 * g + q; half h: row 8 h + g of the tile, columns
 //                                                     32 q .. 32 q + 31, as four words of eight codes
 //   scales  [2 tiles][32 lanes][scale bytes]          of row g, then of row g + 8: the block scales of those columns
+//                                                     (NVFP4: place_scale; MXFP4: the exponent)
 // A lane of an m16n8k16 product thus finds its own operand in 16-byte loads; that the columns of a product are
 // permuted is free, for both operands are permuted alike. All chunks of a pair of tiles lie one after the other
 // along K, so that a warp reads one contiguous stream.
@@ -43,6 +44,20 @@ NIBBLE_HOST_DEVICE constexpr int code_bit_place(int i, int bit) {
   // Where a rotation by 3 * pair brings it to.
   constexpr int kTarget[4] = {6, 7, 8, 15};
   return (kTarget[bit] + high + 3 * pair) % 32;
+}
+
+// An e4m3 scale without its sign as a 5-bit exponent (bias 10, so that subnormals become normal) and a 3-bit
+// mantissa, which is a bfloat16 after a shift and a sum. The repacking folds signs of scales into the codes, and zero
+// scales into zero codes.
+NIBBLE_HOST_DEVICE constexpr uint8_t place_scale(uint8_t scale) {
+  int exponent = scale >> 3 & 15, mantissa = scale & 7;
+  if (exponent == 0) {
+    if (mantissa == 0) return 0;
+    exponent = 1;
+    while (mantissa < 8) mantissa *= 2, --exponent;
+    mantissa -= 8;
+  }
+  return static_cast<uint8_t>((exponent + 3) << 3 | mantissa);
 }
 
 // Eight codes, the first in the low nibble, in that order.

@@ -52,9 +52,17 @@ __device__ inline uint64_t evict_first_policy() {
 // Two warps meet. id: 1 to 15, one for each pair.
 __device__ inline void pair_barrier(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
 
-__device__ inline uint32_t load_acquire(const uint32_t* p) {
+// A counter between multiprocessors. add_release: what this warp wrote before (up to its last __syncwarp) is seen
+// by who sees the sum. load_relaxed without an acquire behind it, which would empty the first-level cache: enough
+// for data that no multiprocessor can have cached before the counter told of it, since it is written once a launch.
+__device__ inline uint32_t add_release(uint32_t* p, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+  return before;
+}
+__device__ inline uint32_t load_relaxed(const uint32_t* p) {
   uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
 }
 
@@ -78,6 +86,10 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
   return out;
 }
+
+// The low, or the high, half in both halves.
+__device__ inline uint32_t low_twice(uint32_t x) { return __byte_perm(x, 0, 0x1010); }
+__device__ inline uint32_t high_twice(uint32_t x) { return __byte_perm(x, 0, 0x3232); }
 
 __device__ inline uint32_t rotate_right(uint32_t x, int by) { return __funnelshift_r(x, x, by); }
 
