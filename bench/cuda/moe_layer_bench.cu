@@ -1,5 +1,5 @@
-// Routed experts on the GPU: checks moe_decode against a plain float64 product, its bits against themselves, and
-// its time against what the device can read. Prints a table; the last lines are the summary.
+// Routed experts on the GPU: checks moe_decode against a plain float64 product, its bits against themselves,
+// and its time against what the device can read. Prints a table; the last lines are the summary.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -17,13 +17,13 @@
 using namespace nibble;
 using namespace nibble::cuda;
 
-#define CHECK(call)                                                                      \
-  do {                                                                                   \
-    cudaError_t error_ = (call);                                                         \
-    if (error_ != cudaSuccess) {                                                         \
+#define CHECK(call)                                                                          \
+  do {                                                                                       \
+    cudaError_t error_ = (call);                                                             \
+    if (error_ != cudaSuccess) {                                                             \
       std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                      \
-    }                                                                                    \
+      std::exit(1);                                                                          \
+    }                                                                                        \
   } while (0)
 
 template <class T>
@@ -139,7 +139,8 @@ struct Step {
   int32_t* d_ids;
 };
 
-Step make_step(const MoeShape& s, int tokens, std::mt19937& random, const std::vector<int32_t>* ids = nullptr) {
+Step make_step(const MoeShape& s, int tokens, std::mt19937& random,
+               const std::vector<int32_t>* ids = nullptr) {
   Step step;
   step.tokens = tokens;
   std::normal_distribution<float> normal;
@@ -210,8 +211,8 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
       const PackedExpert& p = layer.packed[e];
       plain_gate_up<<<s.width, 128>>>(layer.raw[e].gate, layer.raw[e].up, s, p.gate_scale, p.up_scale,
                                       step.d_x + static_cast<int64_t>(t) * s.model, h);
-      plain_down<<<s.model, 128>>>(layer.raw[e].down, s, double{p.down_scale} * step.weights[t * s.chosen + a], h,
-                                   sum);
+      plain_down<<<s.model, 128>>>(layer.raw[e].down, s,
+                                   double{p.down_scale} * step.weights[t * s.chosen + a], h, sum);
     }
     std::vector<double> wanted(s.model);
     CHECK(cudaMemcpy(wanted.data(), sum, s.model * 8, cudaMemcpyDeviceToHost));
@@ -222,8 +223,8 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   }
   const double relative = std::sqrt(error / norm);
   char line[200];
-  std::snprintf(line, sizeof line, "%s: E %d A %d D %d I %d block %d, %d tokens: relative error %.2e", name.c_str(),
-                s.experts, s.chosen, s.model, s.width, s.block, tokens, relative);
+  std::snprintf(line, sizeof line, "%s: E %d A %d D %d I %d block %d, %d tokens: relative error %.2e",
+                name.c_str(), s.experts, s.chosen, s.model, s.width, s.block, tokens, relative);
   report(relative < 3e-5, line);
 
   // Each row alone, and in another step: the same bits.
@@ -243,7 +244,8 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   }
   report(same, name + ": five runs give the same bits");
   for (Raw& r : layer.raw) {
-    for (const uint8_t* p : {r.gate.codes, r.gate.scales, r.up.codes, r.up.scales, r.down.codes, r.down.scales})
+    for (const uint8_t* p :
+         {r.gate.codes, r.gate.scales, r.up.codes, r.up.scales, r.down.codes, r.down.scales})
       CHECK(cudaFree(const_cast<uint8_t*>(p)));
   }
   for (PackedExpert& p : layer.packed) {
@@ -252,8 +254,8 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   }
 }
 
-__global__ void __launch_bounds__(512) read_pieces(const uint4* const* pieces, int64_t each, int count,
-                                                   uint32_t* sink) {
+__global__ void __launch_bounds__(512)
+    read_pieces(const uint4* const* pieces, int64_t each, int count, uint32_t* sink) {
   uint32_t sum = 0;
   const int64_t total = each * count, step = static_cast<int64_t>(gridDim.x) * 512;
   int64_t id = blockIdx.x * 512ll + threadIdx.x;
@@ -344,7 +346,8 @@ int main(int argc, char** argv) {
       for (int blocks : {2, 3, 4}) {
         const int rounds = 288 / count;
         Timing t = time_us(rounds, true, [&](int i) {
-          read_pieces<<<p.multiProcessorCount * blocks, 512, 0, stream>>>(d_pieces + i * count, each, count, sink);
+          read_pieces<<<p.multiProcessorCount * blocks, 512, 0, stream>>>(d_pieces + i * count, each, count,
+                                                                          sink);
         });
         const double rate = count * static_cast<double>(s.gate_up_bytes()) / t.median / 1e3;
         ceiling = std::max(ceiling, rate);
@@ -357,8 +360,8 @@ int main(int argc, char** argv) {
                 time_us(200, false, [&](int) { nothing<<<1, 32, 0, stream>>>(); }).median,
                 time_us(200, true, [&](int) { nothing<<<1, 32, 0, stream>>>(); }).median);
     std::mt19937 random(5);
-    std::printf("%-28s %8s %9s %9s %9s %8s %7s %9s\n", "routed experts, NVFP4 W4A16", "experts", "graph us", "low",
-                "high", "GB/s", "share", "eager us");
+    std::printf("%-28s %8s %9s %9s %9s %8s %7s %9s\n", "routed experts, NVFP4 W4A16", "experts", "graph us",
+                "low", "high", "GB/s", "share", "eager us");
     auto row = [&](const std::string& name, const std::vector<std::vector<int32_t>>& id_sets, int tokens) {
       std::vector<Step> steps;
       void* workspace = device<char>(moe_decode_workspace_bytes(s, tokens));
@@ -374,8 +377,8 @@ int main(int argc, char** argv) {
       const int count = static_cast<int>(steps.size());
       const Timing g = time_us(count, true, work), e = time_us(count, false, work);
       const double rate = distinct * expert_bytes / g.median / 1e3;
-      std::printf("%-28s %8.1f %9.1f %9.1f %9.1f %8.0f %6.1f%% %9.1f\n", name.c_str(), distinct, g.median, g.low,
-                  g.high, rate, 100 * rate / ceiling, e.median);
+      std::printf("%-28s %8.1f %9.1f %9.1f %9.1f %8.0f %6.1f%% %9.1f\n", name.c_str(), distinct, g.median,
+                  g.low, g.high, rate, 100 * rate / ceiling, e.median);
       for (Step& step : steps) {
         CHECK(cudaFree(step.d_x));
         CHECK(cudaFree(step.d_out));

@@ -1,17 +1,16 @@
-#include "ops/cuda/moe_decode.h"
-
 #include <algorithm>
 
+#include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kTokensOfTile = 4;                    // an MMA's 8 columns: both parts of four tokens
-constexpr int kMaxTiles = 2;                        // column tiles of one pass over the weights
+constexpr int kTokensOfTile = 4;                     // an MMA's 8 columns: both parts of four tokens
+constexpr int kMaxTiles = 2;                         // column tiles of one pass over the weights
 constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert in one pass
-constexpr int kStages = 2;                          // of a warp
+constexpr int kStages = 2;                           // of a warp
 
 constexpr int kMaxExperts = 1024;
 
@@ -23,21 +22,21 @@ struct RowBlock {
 
 // Where the workspace holds what. The first part is zeroed or written by the grouping kernel.
 struct Workspace {
-  int* blocks;          // [1] how many row blocks there are
-  RowBlock* block;      // [max blocks]
-  int* row_token;       // [R] token of a grouped row
-  int* row_pair;        // [R] t * A + a of a grouped row
-  int* grouped_row;     // [R] the inverse
-  uint32_t* ready;      // [max blocks] finished gate_up tasks of a block
-  uint32_t* arrived;    // [T, D/32] experts that have written their part of an output
-  __nv_bfloat16* x;     // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
-  __nv_bfloat16* h;     // [R, 2, I'] the activation's two parts, likewise
-  float* partial;       // [R, D'] products of down
+  int* blocks;        // [1] how many row blocks there are
+  RowBlock* block;    // [max blocks]
+  int* row_token;     // [R] token of a grouped row
+  int* row_pair;      // [R] t * A + a of a grouped row
+  int* grouped_row;   // [R] the inverse
+  uint32_t* ready;    // [max blocks] finished gate_up tasks of a block
+  uint32_t* arrived;  // [T, D/32] experts that have written their part of an output
+  __nv_bfloat16* x;   // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
+  __nv_bfloat16* h;   // [R, 2, I'] the activation's two parts, likewise
+  float* partial;     // [R, D'] products of down
   int64_t bytes;
 };
 
-// Where column k of a row of operands stands: of each 128 columns, the first eight of every 32, then the second ...,
-// so that the four lanes that share a row load 64 neighbouring bytes at a time.
+// Where column k of a row of operands stands: of each 128 columns, the first eight of every 32, then the
+// second ..., so that the four lanes that share a row load 64 neighbouring bytes at a time.
 __device__ inline int operand_place(int k) {
   return (k & ~127) + (k % 32 / 8) * 32 + (k % 128 / 32) * 8 + k % 8;
 }
@@ -128,7 +127,9 @@ cudaError_t repack(DiskMatrix first, DiskMatrix second, bool down, int n, int k,
                    cudaStream_t stream) {
   const int rows = down ? 32 : 16;
   const int64_t chunks = static_cast<int64_t>((n + rows - 1) / rows) * ((k + 127) / 128);
-  auto grid = [](int64_t work) { return static_cast<unsigned>(std::min<int64_t>((work + 255) / 256, 65535)); };
+  auto grid = [](int64_t work) {
+    return static_cast<unsigned>(std::min<int64_t>((work + 255) / 256, 65535));
+  };
   repack_codes<<<grid(chunks * 512), 256, 0, stream>>>(first, second, down, n, k, block, to, chunks * 512);
   repack_scales<<<grid(chunks * 64), 256, 0, stream>>>(first, second, down, n, k, block, to, chunks * 64);
   return cudaGetLastError();
@@ -141,8 +142,8 @@ __device__ inline void split(float value, __nv_bfloat16& high, __nv_bfloat16& lo
   low = __float2bfloat16_rn(value - __bfloat162float(high));
 }
 
-// Block 0: rows in the stable order of (expert, token), cut into row blocks; counters to zero. The others: the
-// two parts of x.
+// Block 0: rows in the stable order of (expert, token), cut into row blocks; counters to zero. The others:
+// the two parts of x.
 __global__ void __launch_bounds__(1024) group_rows(MoeDecodeArgs a) {
   dependency_wait();
   dependency_launch();
@@ -246,8 +247,8 @@ __device__ inline void decode(uint32_t word, uint32_t (&pairs)[4]) {
 // What the scales below leave to be done on the float32 sum: a weight comes out of the decoding times 2^-7.
 constexpr float kUnscale = 128.0f;
 
-// The block scales of a lane's two rows (first the low, then the high half) as bfloat16 times 2^119. `scales`: what
-// the chunk holds for the lane; part: which half of its 32 columns.
+// The block scales of a lane's two rows (first the low, then the high half) as bfloat16 times 2^119.
+// `scales`: what the chunk holds for the lane; part: which half of its 32 columns.
 template <int kBlock>
 __device__ inline uint32_t scale_pair(uint32_t scales, int part) {
   if constexpr (kBlock == 16) {
@@ -287,43 +288,41 @@ struct Task {
   int block, tile;
 };
 
-// The tasks of a pair of warps in their order. A multiprocessor has one stretch of all tasks of gate_up (tile after
-// tile, block after block) and then one of down's: so it meets few blocks, whose rows stay in its cache.
+// The tasks of a pair of warps in their order: all of gate_up's (tile after tile, block after block), then
+// all of down's. The pairs of a multiprocessor take neighbours, and of a large step several lots in a row:
+// they mostly read the same rows, through one cache.
 struct Tasks {
-  int tiles[2], end[2], begin_down;  // of gate_up and down
-  int step;                          // pairs of a multiprocessor
-  int down = 0, at = 0;              // the task to come
+  int gate_up_tiles, down_tiles;  // of a block
+  int gate_up, all;               // how many
+  int at, step, lots, lot = 0, skip;
 
-  __device__ Tasks(const MoeShape& s, int blocks, int pair, int pairs) : step(pairs) {
-    tiles[0] = s.width_chunks() * 8;
-    tiles[1] = s.model_chunks() * 4;
-    const int64_t me = blockIdx.x, all = gridDim.x;
-    auto stretch = [&](int which, int64_t i) {
-      return static_cast<int>(static_cast<int64_t>(blocks) * tiles[which] * i / all);
-    };
-    end[0] = stretch(0, me + 1);
-    end[1] = stretch(1, me + 1);
-    begin_down = stretch(1, me) + pair;
-    at = stretch(0, me) + pair;
-    settle();
+  __device__ Tasks(const MoeShape& s, int blocks, int pair, int pairs)
+      : gate_up_tiles(s.width_chunks() * 8),
+        down_tiles(s.model_chunks() * 4),
+        gate_up(blocks * gate_up_tiles),
+        all(gate_up + blocks * down_tiles),
+        step(pairs) {
+    const int multiprocessors = static_cast<int>(gridDim.x);
+    // At least eight turns of each, so that all end at about the same time.
+    lots = max(1, min(4, all / (pairs * multiprocessors * 16)));
+    at = static_cast<int>(blockIdx.x) * lots * pairs + pair;
+    skip = (multiprocessors - 1) * lots * pairs;
   }
-  __device__ bool done() const { return at >= end[down]; }
+  __device__ bool done() const { return at >= all; }
   __device__ Task task() const {
-    const int block = at / tiles[down];
-    return {down != 0, block, at - block * tiles[down]};
+    const bool down = at >= gate_up;
+    const int i = down ? at - gate_up : at, tiles = down ? down_tiles : gate_up_tiles;
+    return {down, i / tiles, i % tiles};
   }
   __device__ void next() {
     at += step;
-    settle();
-  }
-
- private:
-  __device__ void settle() {
-    if (down == 0 && at >= end[0]) down = 1, at = begin_down;
+    if (++lot == lots) lot = 0, at += skip;
   }
 };
 
-__device__ inline int chunks_of(const MoeShape& s, bool down) { return down ? s.width_chunks() : s.model_chunks(); }
+__device__ inline int chunks_of(const MoeShape& s, bool down) {
+  return down ? s.width_chunks() : s.model_chunks();
+}
 // The two halves of K: of the warps of a pair, one takes the chunks below this, one the others.
 __device__ inline int middle_of(int chunks) { return (chunks + 1) / 2; }
 
@@ -335,7 +334,8 @@ struct Feeder {
   int chunks = 0;  // left in the task
 
   // Asks for the next chunk, if there is one, into a free stage.
-  __device__ void feed(const Ring<kBlock>& ring, int stage, const MoeShape& s, const RowBlock* blocks, int half) {
+  __device__ void feed(const Ring<kBlock>& ring, int stage, const MoeShape& s, const RowBlock* blocks,
+                       int half) {
     while (chunks == 0) {
       if (tasks.done()) return;
       const Task task = tasks.task();
@@ -352,15 +352,15 @@ struct Feeder {
   }
 };
 
-// One task: sums[tile][n][4] of this warp's half of K. `rows`: elements of lane's column (its token and part) of
-// each tile n, at column 0 of K; null: no such row.
+// One task: sums[tile][n][4] of this warp's half of K. `rows`: elements of lane's column (its token and part)
+// of each tile n, at column 0 of K; null: no such row.
 template <int kBlock, int kTiles, class Feed>
 __device__ inline void multiply(Ring<kBlock>& ring, Feed feed, int first_chunk, int chunks,
                                 const __nv_bfloat16* const (&rows)[kTiles], float (&sums)[2][kTiles][4]) {
   const int lane = threadIdx.x % 32;
   constexpr int kScales = 32 / kBlock;  // of a row
-  // The operands of the tokens: of a lane's 32 columns of a chunk, the first 16 and the last 16. Either half is
-  // under way while the products of the other run. A column without a row stays zero.
+  // The operands of the tokens: of a lane's 32 columns of a chunk, the first 16 and the last 16. Either half
+  // is under way while the products of the other run. A column without a row stays zero.
   uint32_t b[2][kTiles][8] = {};
   auto load_b = [&](int chunk, int part) {
     const int place = chunk * kChunkColumns + part * 64 + lane % 4 * 8;
@@ -376,6 +376,7 @@ __device__ inline void multiply(Ring<kBlock>& ring, Feed feed, int first_chunk, 
     }
   };
   if (chunks > 0) load_b(first_chunk, 0);
+#pragma unroll 2
   for (int c = 0; c < chunks; ++c) {
     load_b(first_chunk + c, 1);
     const uint8_t* const chunk = ring.wait();
@@ -388,8 +389,7 @@ __device__ inline void multiply(Ring<kBlock>& ring, Feed feed, int first_chunk, 
         codes[tile][half] =
             *reinterpret_cast<const uint4*>(chunk + tile * kTileCodeBytes + half * 512 + lane * 16);
       }
-      const uint8_t* at =
-          chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(kBlock) + lane * 2 * kScales;
+      const uint8_t* at = chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(kBlock) + lane * 2 * kScales;
       if constexpr (kBlock == 16) {
         scales[tile] = *reinterpret_cast<const uint32_t*>(at);
       } else {
@@ -441,8 +441,9 @@ struct SharedLayout {
 
 // What a pair of warps does with one task once the weights are on their way.
 template <int kBlock, int kTiles, class Feed>
-__device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, const Task& task, const RowBlock& block,
-                                int pair, int half, bool finishes, Ring<kBlock>& ring, Feed feed, float* sums_shared) {
+__device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, const Task& task,
+                                const RowBlock& block, int pair, int half, bool finishes, Ring<kBlock>& ring,
+                                Feed feed, float* sums_shared) {
   const MoeShape& s = a.shape;
   const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int d = (s.model + 127) / 128 * 128, i = (s.width + 127) / 128 * 128;
@@ -450,7 +451,8 @@ __device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, cons
   const int tile = task.tile;
   if (down) {
     if (lane == 0) {
-      while (load_relaxed(w.ready + task.block) < static_cast<uint32_t>(s.width_chunks() * 8)) __nanosleep(20);
+      while (load_relaxed(w.ready + task.block) < static_cast<uint32_t>(s.width_chunks() * 8))
+        __nanosleep(20);
     }
     __syncwarp();
   }
@@ -466,7 +468,8 @@ __device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, cons
   }
   float sums[2][kTiles][4] = {};
   const int chunks = chunks_of(s, down), middle = middle_of(chunks);
-  multiply<kBlock, kTiles>(ring, feed, half == 0 ? 0 : middle, half == 0 ? middle : chunks - middle, rows, sums);
+  multiply<kBlock, kTiles>(ring, feed, half == 0 ? 0 : middle, half == 0 ? middle : chunks - middle, rows,
+                           sums);
 
   // The sums of both halves of K; a + b and b + a are the same bits.
   if (!finishes) {
@@ -574,7 +577,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) moe_layer(MoeDecodeArgs a) {
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) feed(i);
   }
-  // Which of the two buffers of sums a task uses; also which half finishes it, so that both have the same work.
+  // Which of the two buffers of sums a task uses; also which half finishes it, so that both have the same
+  // work.
   int buffer = 0;
   for (; !tasks.done(); tasks.next(), buffer ^= 1) {
     const Task task = tasks.task();
@@ -621,15 +625,16 @@ cudaError_t launch(Kernel kernel, int grid, int threads, int shared_bytes, const
 template <int kBlock, int kWarps>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
   constexpr int kBytes = SharedLayout<kBlock, kWarps>::kBytes;
-  cudaError_t error = cudaFuncSetAttribute(moe_layer<kBlock, kWarps>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaError_t error =
+      cudaFuncSetAttribute(moe_layer<kBlock, kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   return launch(moe_layer<kBlock, kWarps>, device.multiprocessors, kWarps * 32, kBytes, args, stream);
 }
 
 template <int kBlock>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  if (device.shared_bytes >= SharedLayout<kBlock, 16>::kBytes) return launch_layer<kBlock, 16>(args, device, stream);
+  if (device.shared_bytes >= SharedLayout<kBlock, 16>::kBytes)
+    return launch_layer<kBlock, 16>(args, device, stream);
   return launch_layer<kBlock, 8>(args, device, stream);
 }
 

@@ -1,12 +1,13 @@
-// Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from the
-// normed input to the combined output (after one small kernel that groups the rows).
+// Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from
+// the normed input to the combined output (after one small kernel that groups the rows).
 //
-// Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum of
-// two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products and sums
-// are float32; the tensor scale is applied to the sum. The activation between the two products likewise.
+// Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum
+// of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
+// and sums are float32; the tensor scale is applied to the sum. The activation between the two products
+// likewise.
 //
-// Invariance: a row's sums run over K in one order (two halves of K, each in order, then their sum), whatever the
-// rows beside it; the experts of a token are added in the order of a.
+// Invariance: a row's sums run over K in one order (two halves of K, each in order, then their sum), whatever
+// the rows beside it; the experts of a token are added in the order of a.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,18 +1,21 @@
-// The order in which the tensor-core kernels of 4-bit experts read their weights (moe_decode.cu), for host and
-// device: what a repacking writes, one place for every shift.
+// The order in which the tensor-core kernels of 4-bit experts read their weights (moe_decode.cu), for host
+// and device: what a repacking writes, one place for every shift.
 //
-// A chunk holds 2 x 16 weight rows by 128 columns: of gate and up, 16 rows of each; of down, 32 rows. Its bytes:
-//   codes   [2 tiles][2 halves][32 lanes][16 bytes]   lane = 4 * g + q; half h: row 8 h + g of the tile, columns
+// A chunk holds 2 x 16 weight rows by 128 columns: of gate and up, 16 rows of each; of down, 32 rows. Its
+// bytes:
+//   codes   [2 tiles][2 halves][32 lanes][16 bytes]   lane = 4 * g + q; half h: row 8 h + g of the tile,
+//   columns
 //                                                     32 q .. 32 q + 31, as four words of eight codes
-//   scales  [2 tiles][32 lanes][scale bytes]          of row g, then of row g + 8: the block scales of those columns
+//   scales  [2 tiles][32 lanes][scale bytes]          of row g, then of row g + 8: the block scales of those
+//   columns
 //                                                     (NVFP4: place_scale; MXFP4: the exponent)
-// A lane of an m16n8k16 product thus finds its own operand in 16-byte loads; that the columns of a product are
-// permuted is free, for both operands are permuted alike. All chunks of a pair of tiles lie one after the other
-// along K, so that a warp reads one contiguous stream.
+// A lane of an m16n8k16 product thus finds its own operand in 16-byte loads; that the columns of a product
+// are permuted is free, for both operands are permuted alike. All chunks of a pair of tiles lie one after the
+// other along K, so that a warp reads one contiguous stream.
 //
-// In a word the eight e2m1 codes stand so that three of its four pairs (two neighbouring columns each) turn into
-// bfloat16 pairs by at most a rotation and a mask, and the fourth by a mask, a product and a mask: sign to bit 15,
-// exponent and mantissa to bits 8..6, which is the code's value times 2^-126, subnormals included.
+// In a word the eight e2m1 codes stand so that three of its four pairs (two neighbouring columns each) turn
+// into bfloat16 pairs by at most a rotation and a mask, and the fourth by a mask, a product and a mask: sign
+// to bit 15, exponent and mantissa to bits 8..6, which is the code's value times 2^-126, subnormals included.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +50,8 @@ NIBBLE_HOST_DEVICE constexpr int code_bit_place(int i, int bit) {
 }
 
 // An e4m3 scale without its sign as a 5-bit exponent (bias 10, so that subnormals become normal) and a 3-bit
-// mantissa, which is a bfloat16 after a shift and a sum. The repacking folds signs of scales into the codes, and zero
-// scales into zero codes.
+// mantissa, which is a bfloat16 after a shift and a sum. The repacking folds signs of scales into the codes,
+// and zero scales into zero codes.
 NIBBLE_HOST_DEVICE constexpr uint8_t place_scale(uint8_t scale) {
   int exponent = scale >> 3 & 15, mantissa = scale & 7;
   if (exponent == 0) {

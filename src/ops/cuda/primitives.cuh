@@ -11,7 +11,8 @@ __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// mbarrier: one arrival (with the bytes that are to come) completes a phase once those bytes are there.
+// mbarrier of one arrival a phase (with the bytes that are to come, if any); the phase is complete once those
+// are there.
 __device__ inline void barrier_init(uint64_t* barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
 }
@@ -22,23 +23,31 @@ __device__ inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
                "r"(bytes)
                : "memory");
 }
-__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Whether the phase of that parity is complete; may wait for a while.
+__device__ inline bool barrier_done(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  do {
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  } while (done == 0);
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!barrier_done(barrier, parity)) {
+  }
 }
 
-// Copies `bytes` (a multiple of 16, both ends aligned to 16) by the copy engine, which completes on `barrier`.
-// The lines are not kept in L2 for long: weights are read once a step.
+// Copies `bytes` (a multiple of 16, both ends aligned to 16) by the copy engine, which completes on
+// `barrier`. The lines are not kept in L2 for long: weights are read once a step.
 __device__ inline void bulk_copy(void* to_shared, const void* from, uint32_t bytes, uint64_t* barrier,
                                  uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], "
       "%4;" ::"r"(shared_address(to_shared)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
@@ -52,12 +61,16 @@ __device__ inline uint64_t evict_first_policy() {
 // Two warps meet. id: 1 to 15, one for each pair.
 __device__ inline void pair_barrier(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
 
-// A counter between multiprocessors. add_release: what this warp wrote before (up to its last __syncwarp) is seen
-// by who sees the sum. load_relaxed without an acquire behind it, which would empty the first-level cache: enough
-// for data that no multiprocessor can have cached before the counter told of it, since it is written once a launch.
+// A counter between multiprocessors. add_release: what this warp wrote before (up to its last __syncwarp) is
+// seen by who sees the sum. load_relaxed without an acquire behind it, which would empty the first-level
+// cache: enough for data that no multiprocessor can have cached before the counter told of it, since it is
+// written once a launch.
 __device__ inline uint32_t add_release(uint32_t* p, uint32_t value) {
   uint32_t before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(value) : "memory");
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(p), "r"(value)
+               : "memory");
   return before;
 }
 __device__ inline uint32_t load_relaxed(const uint32_t* p) {
