@@ -7,6 +7,7 @@
 #include <set>
 
 #include "golden_file.h"
+#include "gpu.h"
 #include "model/test_model.h"
 #include "ops/cpu/isa.h"
 
@@ -53,6 +54,15 @@ double worst_relative_error(Rows<const float> mine, std::span<const float> wante
   return worst;
 }
 
+// A dense view of the backend's memory.
+template <class T>
+std::vector<T> on_host(const TestModel& model, Rows<const T> view) {
+  EXPECT_EQ(view.stride, view.cols);
+  std::vector<T> data(static_cast<size_t>(view.rows * view.cols));
+  model.ops->memory().download(data.data(), view.data, static_cast<int64_t>(data.size() * sizeof(T)));
+  return data;
+}
+
 TEST_P(Golden, Logits) {
   for (int i = 0; i < 3; ++i) {
     std::string n = std::to_string(i);
@@ -77,13 +87,17 @@ TEST_P(Golden, HiddenStatesAndExpertsOfEveryLayer) {
   ASSERT_EQ(hidden.size(), (model_.spec().layers.size() + 1) * layer_size);
   std::set<size_t> layers_seen, routers_seen;
   Trace trace;
-  trace.hidden = [&](size_t layer, Rows<const float> x) {
+  trace.hidden = [&](size_t layer, Rows<const float> view) {
     layers_seen.insert(layer);
+    const std::vector<float> data = on_host(model_, view);
+    const Rows<const float> x(data.data(), view.rows, view.cols);
     const std::span<const float> wanted = std::span(hidden).subspan(layer * layer_size, layer_size);
     EXPECT_LT(worst_relative_error(x, wanted, rows), 2e-5) << "after layer " << layer;
   };
-  trace.experts = [&](size_t layer, Rows<const int32_t> chosen) {
+  trace.experts = [&](size_t layer, Rows<const int32_t> view) {
     routers_seen.insert(layer);
+    const std::vector<int32_t> data = on_host(model_, view);
+    const Rows<const int32_t> chosen(data.data(), view.rows, view.cols);
     auto wanted = golden_.get<int32_t>("router.0." + std::to_string(layer));
     for (size_t t = 0; t < tokens; ++t) {
       std::set<int32_t> mine(chosen.row(static_cast<int64_t>(t)),
@@ -205,7 +219,7 @@ TEST_P(Golden, CopiedAndSavedSequencesGoOnWithTheSameBits) {
   kv.check_integrity();
 }
 
-// Every model on the reference and on every instruction set of this machine.
+// Every model on the reference, on every instruction set of this machine and on its GPU.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const char* model :
@@ -213,6 +227,7 @@ std::vector<Case> cases() {
         "mixtral-nvfp4", "minimax_m2-nvfp4", "deepseek_v3-nvfp4", "gpt_oss-mxfp4", "glm5_next-nvfp4"}) {
     const bool bf16_rope = std::string(model) == "laguna";
     all.push_back({model, "reference", "", bf16_rope});
+    if (gpu_status().ok()) all.push_back({model, "cuda", "", bf16_rope});
     for (const cpu::Kernels* kernels : cpu::usable_kernels())
       all.push_back({model, "cpu", kernels->isa, bf16_rope});
   }
