@@ -15,6 +15,8 @@ inline std::string source_directory() { return place_or("NIBBLE_TEST_SOURCE_DIR"
 inline std::string binary_directory() { return place_or("NIBBLE_TEST_BINARY_DIR", NIBBLE_BINARY_DIR); }
 
 inline std::string demo_directory() { return source_directory() + "/models/demo"; }
-inline std::string golden_directory(const std::string& name) { return binary_directory() + "/golden/" + name; }
+inline std::string golden_directory(const std::string& name) {
+  return binary_directory() + "/golden/" + name;
+}
 
 }  // namespace nibble

@@ -43,8 +43,8 @@ struct TestModel {
 
 // bf16_rope: with RoPE frequencies rounded to bfloat16.
 inline TestModel load_test_model(const std::string& directory, const std::string& backend,
-                              DecoderOptions options, const BackendOptions& backend_options = {},
-                              bool bf16_rope = false) {
+                                 DecoderOptions options, const BackendOptions& backend_options = {},
+                                 bool bf16_rope = false) {
   TestModel model;
   auto ops = make_backend(backend, backend_options);
   EXPECT_TRUE(ops.ok()) << ops.status().message();

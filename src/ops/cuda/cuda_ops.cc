@@ -134,9 +134,9 @@ class CudaOps final : public Ops {
                    const KvView& kv) override {
     cuda::write_kv(stream(), k, v, rows, kv);
   }
-  void do_attend(const AttendArgs& args) override { cuda::attend(stream(), args, nullptr); }
+  void do_attend(const AttendArgs& args) override { attend_to(args, nullptr); }
   void do_attend_selected(const AttendArgs& args, const Selection& selection) override {
-    cuda::attend(stream(), args, &selection);
+    attend_to(args, &selection);
   }
   void do_index_select(const IndexSelectArgs& args) override {
     auto* scores = scratch<uint32_t>(cuda::index_select_scratch(args), "index_select: scores");
@@ -210,6 +210,14 @@ class CudaOps final : public Ops {
 
  private:
   cudaStream_t stream() const { return stream_.get(); }
+
+  void attend_to(const AttendArgs& args, const Selection* selection) {
+    if (args.q.rows == 0) return;
+    constexpr int64_t kMostAtOnce = INT64_C(1) << 26;  // floats, where a row needs no more
+    const int64_t a_row = cuda::attend_row_scratch(args, selection);
+    const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
+    cuda::attend(stream(), args, selection, scratch<float>(rows * a_row, "attend: pieces"), rows);
+  }
 
   // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
   Status place_all(const std::vector<Matrix*>& matrices) {
