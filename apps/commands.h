@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "ops/backend.h"
 
 namespace nibble {
 
@@ -16,10 +17,14 @@ struct ModelOptions {
   std::string model;            // -m
   std::string device = "cpu";   // --device
   std::string cpu_isa;          // --cpu-isa; empty: the best that the machine has
+  std::string moe_path;         // --moe-path; empty: tensor cores where they can
+  bool cuda_graphs = true;      // --no-cuda-graphs
   int threads = 0;              // -t; 0: as many as this process may use
   int64_t context = 0;          // -c; 0: the model's own, at most EngineOptions::kDefaultContext
   int64_t prefill_chunk = 256;  // --prefill-chunk
 };
+
+BackendOptions backend_options(const ModelOptions& options);
 
 struct RunOptions {
   ModelOptions model;

@@ -68,7 +68,7 @@ Status logits_command(const LogitsOptions& options) {
                 spec.max_positions);
   }
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops,
-                          make_backend(m.device, {.threads = m.threads, .cpu_isa = m.cpu_isa}));
+                          make_backend(m.device, backend_options(m)));
   const int64_t tokens = static_cast<int64_t>(ids.size());
   const int64_t chunk = std::min(m.prefill_chunk, tokens), vocab = spec.vocab;
   NIBBLE_ASSIGN_OR_RETURN(

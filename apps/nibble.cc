@@ -75,6 +75,17 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       .add_option("--cpu-isa", o.cpu_isa,
                   "Instruction set of the cpu backend (avx512, avx2, generic; default: the best here)")
       ->group("Machine");
+  command
+      .add_option(
+          "--moe-path", o.moe_path,
+          "Routed experts of the cuda backend: tensor (tensor cores; nvfp4 and mxfp4) or plain (float32; "
+          "default: tensor where it can)")
+      ->check(CLI::IsMember({"tensor", "plain"}))
+      ->group("Machine");
+  command
+      .add_flag("!--no-cuda-graphs", o.cuda_graphs,
+                "Launch each kernel of a step by itself (slower, same bits)")
+      ->group("Machine");
   command.add_option("-t,--threads", o.threads, "Threads (default: all CPUs that this process may use)")
       ->check(CLI::Range(0, 1024))
       ->group("Machine");
@@ -85,6 +96,14 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->capture_default_str()
       ->group("Machine");
 }
+
+}  // namespace
+
+BackendOptions backend_options(const ModelOptions& o) {
+  return {.threads = o.threads, .cpu_isa = o.cpu_isa, .moe_path = o.moe_path, .cuda_graphs = o.cuda_graphs};
+}
+
+namespace {
 
 void add_run(CLI::App& app, RunOptions& o) {
   CLI::App& run = *app.add_subcommand("run", "Generate from a prompt, or chat at the terminal (no -p)");

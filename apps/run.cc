@@ -280,7 +280,7 @@ Status run_command(const RunOptions& options) {
       Engine::load(FileSystem::posix(),
                    {.model = model,
                     .device = options.model.device,
-                    .backend = {.threads = options.model.threads, .cpu_isa = options.model.cpu_isa},
+                    .backend = backend_options(options.model),
                     .context = options.model.context,
                     .prefill_chunk = options.model.prefill_chunk,
                     .chat_template = options.chat_template},

@@ -125,20 +125,35 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
                        logit_rows * static_cast<int64_t>(sizeof(int32_t)));
   step.rows = {.count = rows, .positions_T = act.positions.data, .slots_T = act.slots.data};
 
-  run_layers(step);
+  // What a step computes depends on its contents, which operations with what shapes on its sizes alone: small
+  // steps come again and again.
+  constexpr int64_t kRepeatedRows = 64;
+  auto run = [&] {
+    run_layers(step);
+    head(step);
+  };
+  if (trace == nullptr && rows <= kRepeatedRows) {
+    ops_.repeat(static_cast<uint64_t>(rows) << 32 | static_cast<uint64_t>(logit_rows), run);
+  } else {
+    run();
+  }
+  host_logits_.resize(static_cast<size_t>(logit_rows * spec_.vocab));
+  ops_.memory().download(host_logits_.data(), act.logits.data,
+                         logit_rows * spec_.vocab * static_cast<int64_t>(sizeof(float)));
+  return Rows<const float>(host_logits_.data(), logit_rows, spec_.vocab);
+}
 
-  ops_.gather(act.residual, {act.logit_rows.data, logit_rows_.size()}, act.logit_inputs);
-  Rows<const float> last = act.logit_inputs;
+void Decoder::head(Step& step) {
+  Activations& act = step.act;
+  ops_.gather(act.residual, {act.logit_rows.data, static_cast<size_t>(act.logit_rows.rows)},
+              act.logit_inputs);
+  Rows<float> last = act.logit_inputs;
   if (spec_.hyper) {
     ops_.hyper_mean(*spec_.hyper, act.logit_inputs, act.logit_normed);
     last = act.logit_normed;
   }
   ops_.rms_norm(last, weights_.final_norm, spec_.norm_eps, act.logit_normed);
   ops_.linear(act.logit_normed, weights_.head, act.logits);
-  host_logits_.resize(static_cast<size_t>(logit_rows * spec_.vocab));
-  ops_.memory().download(host_logits_.data(), act.logits.data,
-                         logit_rows * spec_.vocab * static_cast<int64_t>(sizeof(float)));
-  return Rows<const float>(host_logits_.data(), logit_rows, spec_.vocab);
 }
 
 template <class Run>

@@ -55,6 +55,7 @@ class Decoder {
           ActivationMemory activations);
   Status check(std::span<const SequenceStep> steps) const;
   void run_layers(Step& step);
+  void head(Step& step);  // the logits of the rows that are wanted
   // One sublayer with its place in the residual: `run` computes act.sublayer from act.normed.
   template <class Run>
   void sublayer(Step& step, const float* norm, const HyperWeights& hyper, Run run);
@@ -65,7 +66,7 @@ class Decoder {
   DecoderOptions options_;
   KvCache kv_;
   ActivationMemory activations_;
-  std::vector<LayerCache> caches_;  // of each layer
+  std::vector<LayerCache> caches_;                             // of each layer
   std::vector<float> rope_factors_;                            // of each ModelSpec::ropes
   std::vector<int32_t> ids_, positions_, slots_, logit_rows_;  // of the step, on the host
   std::vector<float> host_logits_;

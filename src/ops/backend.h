@@ -13,6 +13,11 @@ namespace nibble {
 struct BackendOptions {
   int threads = 0;      // 0: as many as this process may use
   std::string cpu_isa;  // kernels of the cpu backend: "avx512", "avx2", "generic"; "": the best of them here
+  // Routed experts of the cuda backend: "tensor" (tensor cores; NVFP4 and MXFP4), "plain" (float32, any
+  // format);
+  // "": tensor where a layer allows it. The two differ in their last bits, so this never depends on the step.
+  std::string moe_path;
+  bool cuda_graphs = true;  // the cuda backend records steps of few rows and replays them
 };
 
 // What make_backend knows, whether or not it is in this build and the machine has what it needs.

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -81,6 +82,10 @@ class Ops {
   virtual Memory& memory() = 0;
   // One line for people: threads and instruction set, or device and driver.
   virtual std::string description() const = 0;
+
+  // Runs `work`, or what was recorded of it: work that came before with this key called the same operations
+  // with the same shapes and addresses, whatever those hold now. Only operations, no copies.
+  virtual void repeat(uint64_t key, const std::function<void()>& work) { work(); }
 
   // Brings a weight (in host memory that outlives the backend) into the form and memory in which the other
   // methods take it. May keep pointing to the host bytes.

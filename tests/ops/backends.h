@@ -26,29 +26,35 @@
 namespace nibble::testing {
 
 struct BackendCase {
-  std::string name;  // for make_backend
-  std::string isa;   // cpu only
+  std::string name;     // for make_backend
+  std::string variant;  // of cpu the instruction set, of cuda the path of routed experts
+
+  // Routed experts on tensor cores: as exact as float32, but not its bits.
+  bool tensor_cores() const { return name == "cuda" && variant.empty(); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const BackendCase& backend) {
-  return out << backend.name << " " << backend.isa;
+  return out << backend.name << " " << backend.variant;
 }
 
 inline std::vector<BackendCase> all_backends() {
   std::vector<BackendCase> cases = {{"reference", ""}};
   for (const cpu::Kernels* kernels : cpu::usable_kernels()) cases.push_back({"cpu", kernels->isa});
-  if (gpu_status().ok()) cases.push_back({"cuda", ""});
+  if (gpu_status().ok()) {
+    cases.push_back({"cuda", ""});
+    cases.push_back({"cuda", "plain"});
+  }
   return cases;
 }
 
 inline std::string case_name(const ::testing::TestParamInfo<BackendCase>& info) {
-  return info.param.isa.empty() ? info.param.name : info.param.name + "_" + info.param.isa;
+  return info.param.variant.empty() ? info.param.name : info.param.name + "_" + info.param.variant;
 }
 
 inline std::unique_ptr<OnHostData> make_ops(const BackendCase& backend, int threads = 2) {
   BackendOptions options;
   options.threads = threads;
-  options.cpu_isa = backend.isa;
+  (backend.name == "cpu" ? options.cpu_isa : options.moe_path) = backend.variant;
   return std::make_unique<OnHostData>(make_backend(backend.name, options).value());
 }
 

@@ -1,9 +1,24 @@
 #include "ops/cuda/cuda_memory.h"
 
+#include <cstring>
+
 #include "base/numbers.h"
 #include "ops/cuda/errors.h"
 
 namespace nibble::cuda {
+namespace {
+
+constexpr int64_t kPinned = INT64_C(4) << 20, kSmall = INT64_C(64) << 10;  // bytes
+
+}  // namespace
+
+CudaMemory::CudaMemory(cudaStream_t stream) : stream_(stream) {
+  void* pinned = nullptr;
+  check(cudaMallocHost(&pinned, kPinned), "pinned memory");
+  pinned_ = static_cast<std::byte*>(pinned);
+}
+
+CudaMemory::~CudaMemory() { check(cudaFreeHost(pinned_), "pinned memory"); }
 
 Result<void*> CudaMemory::allocate(int64_t bytes, const std::string& purpose) {
   NIBBLE_CHECK(bytes >= 0);
@@ -23,16 +38,31 @@ void CudaMemory::free(void* address) { check(cudaFree(address), "free"); }
 
 void CudaMemory::upload(void* to, const void* from_host, int64_t bytes) {
   if (bytes <= 0) return;
+  const bool small = bytes <= kSmall;
+  if (small) {
+    if (pinned_used_ + bytes > kPinned) wait();
+    std::memcpy(pinned_ + pinned_used_, from_host, static_cast<size_t>(bytes));
+    from_host = pinned_ + pinned_used_;
+    pinned_used_ += round_up(bytes, 64);
+  }
   check(cudaMemcpyAsync(to, from_host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
         "upload");
-  check(cudaStreamSynchronize(stream_), "upload");
+  if (!small) wait();
 }
 
 void CudaMemory::download(void* to_host, const void* from, int64_t bytes) {
   if (bytes <= 0) return;
-  check(cudaMemcpyAsync(to_host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
+  const bool fits = bytes <= kPinned;
+  check(cudaMemcpyAsync(fits ? pinned_ : to_host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+                        stream_),
         "download");
-  check(cudaStreamSynchronize(stream_), "download");
+  wait();
+  if (fits) std::memcpy(to_host, pinned_, static_cast<size_t>(bytes));
+}
+
+void CudaMemory::wait() {
+  check(cudaStreamSynchronize(stream_), "copies");
+  pinned_used_ = 0;
 }
 
 }  // namespace nibble::cuda

@@ -1,14 +1,20 @@
 #include "ops/cuda/cuda_ops.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
+#include "base/log.h"
 #include "base/numbers.h"
 #include "ops/cuda/cuda_memory.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/moe_decode.h"
+#include "ops/cuda/moe_formats.h"
 
 namespace nibble {
 namespace {
@@ -49,13 +55,18 @@ class CudaExperts final : public PlacedExperts {
  public:
   explicit CudaExperts(std::vector<ExpertWeights> experts) : PlacedExperts(std::move(experts)) {}
 
+  // Repacked for the tensor cores; null: the rest is used.
+  std::optional<cuda::MoeShape> tensor;
+  Buffer packed_table;  // cuda::PackedExpert each
+
   MatrixTable gate, up, down;
   Buffer begin, active;  // of a cuda::Grouping, of the step that runs
 };
 
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(cuda::Device device) : device_(std::move(device)) {}
+  CudaOps(cuda::Device device, const CudaOptions& options) : device_(std::move(device)), options_(options) {}
+  ~CudaOps() override { forget_graphs(); }
 
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
@@ -67,9 +78,35 @@ class CudaOps final : public Ops {
     return placed;
   }
 
+  // The first time runs it, so that its scratch is there; the second records it.
+  void repeat(uint64_t key, const std::function<void()>& work) override {
+    if (!options_.graphs) return work();
+    auto [found, is_new] = graphs_.try_emplace(key, nullptr);
+    if (is_new) return work();
+    if (found->second == nullptr) {
+      cudaGraph_t graph = nullptr;
+      cuda::check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "recording of a step");
+      work();
+      cuda::check(cudaStreamEndCapture(stream(), &graph), "recording of a step");
+      cuda::check(cudaGraphInstantiate(&found->second, graph, 0), "recording of a step");
+      cuda::check(cudaGraphDestroy(graph), "recording of a step");
+    }
+    cuda::check(cudaGraphLaunch(found->second, stream()), "recorded step");
+  }
+
  protected:
   Result<std::unique_ptr<PlacedExperts>> do_place_experts(
       std::span<const ExpertWeights> host_experts) override {
+    if (options_.moe_path != "plain") {
+      std::string why;
+      const cuda::TensorCores can = cuda::tensor_cores_for(host_experts, why);
+      if (can == cuda::TensorCores::kYes) return place_packed(host_experts);
+      if (options_.moe_path == "tensor") return user_error("moe-path tensor: {}", why);
+      if (can == cuda::TensorCores::kNo && !warned_) {
+        warned_ = true;
+        log_warning("routed experts run without tensor cores: {}", why);
+      }
+    }
     std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
     std::vector<Matrix*> matrices;
     for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});
@@ -176,6 +213,7 @@ class CudaOps final : public Ops {
     const ExpertScratch& s = args.scratch;
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
+    if (experts.tensor) return packed_expert_ffn(args, experts);
     // The rows of x are read where they are; what would hold them holds their order, two numbers a row.
     NIBBLE_CHECK(s.gathered.cols >= 2);
     auto* order = reinterpret_cast<int32_t*>(s.gathered.data);
@@ -211,6 +249,71 @@ class CudaOps final : public Ops {
  private:
   cudaStream_t stream() const { return stream_.get(); }
 
+  // All experts of a layer in the order of moe_decode.cu. What is on the host goes through a buffer for one
+  // expert.
+  Result<std::unique_ptr<PlacedExperts>> place_packed(std::span<const ExpertWeights> host_experts) {
+    cuda::MoeShape shape{.experts = static_cast<int>(host_experts.size()),
+                         .model = static_cast<int>(host_experts[0].gate.k),
+                         .width = static_cast<int>(host_experts[0].gate.n),
+                         .block = host_experts[0].gate.format == MatrixFormat::kNvfp4 ? 16 : 32};
+    const int64_t each = shape.gate_up_bytes() + shape.down_bytes();
+    NIBBLE_ASSIGN_OR_RETURN(Buffer packed, Buffer::allocate(memory_, each * shape.experts, "experts"));
+    std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
+    std::vector<cuda::PackedExpert> table;
+    Buffer staging;
+    for (size_t e = 0; e < experts.size(); ++e) {
+      ExpertWeights& w = experts[e];
+      uint8_t* at = packed.as<uint8_t>() + static_cast<int64_t>(e) * each;
+      table.push_back({.gate_up = at,
+                       .down = at + shape.gate_up_bytes(),
+                       .gate_scale = w.gate.tensor_scale,
+                       .up_scale = w.up.tensor_scale,
+                       .down_scale = w.down.tensor_scale,
+                       .gate_bias = w.gate_bias,
+                       .up_bias = w.up_bias,
+                       .down_bias = w.down_bias});
+      NIBBLE_RETURN_IF_ERROR(upload_all({&w.gate, &w.up, &w.down}, staging));
+      auto disk = [](const Matrix& m) {
+        return cuda::DiskMatrix{static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales)};
+      };
+      uint8_t* down_at = at + shape.gate_up_bytes();
+      cuda::check(cuda::repack_gate_up(shape, disk(w.gate), disk(w.up), at, stream()), "experts: repacking");
+      cuda::check(cuda::repack_down(shape, disk(w.down), down_at, stream()), "experts: repacking");
+      for (Matrix* m : {&w.gate, &w.up, &w.down}) m->codes = m->scales = nullptr;
+    }
+    weights_.push_back(std::move(packed));
+    auto placed = std::make_unique<CudaExperts>(std::move(experts));
+    placed->tensor = shape;
+    const auto bytes = static_cast<int64_t>(table.size() * sizeof(cuda::PackedExpert));
+    NIBBLE_ASSIGN_OR_RETURN(placed->packed_table, Buffer::allocate(memory_, bytes, "table of experts"));
+    memory_.upload(placed->packed_table.as<void>(), table.data(), bytes);
+    // The copies that the repacking reads end with this function.
+    cuda::check(cudaStreamSynchronize(stream()), "experts: repacking");
+    return std::unique_ptr<PlacedExperts>(std::move(placed));
+  }
+
+  void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts) {
+    cuda::MoeShape shape = *experts.tensor;
+    shape.chosen = static_cast<int>(args.ids.cols);
+    const int tokens = static_cast<int>(args.ids.rows);
+    cuda::check(cuda::moe_decode({.shape = shape,
+                                  .experts = experts.packed_table.as<cuda::PackedExpert>(),
+                                  .activation = args.activation,
+                                  .tokens = tokens,
+                                  .x = args.x.data,
+                                  .x_stride = args.x.stride,
+                                  .ids = args.ids.data,
+                                  .ids_stride = args.ids.stride,
+                                  .weights = args.weights.data,
+                                  .weights_stride = args.weights.stride,
+                                  .out = args.out.data,
+                                  .out_stride = args.out.stride,
+                                  .workspace = scratch<char>(cuda::moe_decode_workspace_bytes(shape, tokens),
+                                                             "expert_ffn: rows")},
+                                 stream()),
+                "expert_ffn");
+  }
+
   void attend_to(const AttendArgs& args, const Selection* selection) {
     if (args.q.rows == 0) return;
     constexpr int64_t kMostAtOnce = INT64_C(1) << 26;  // floats, where a row needs no more
@@ -221,12 +324,23 @@ class CudaOps final : public Ops {
 
   // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
   Status place_all(const std::vector<Matrix*>& matrices) {
+    Buffer buffer;
+    NIBBLE_RETURN_IF_ERROR(upload_all(matrices, buffer));
+    weights_.push_back(std::move(buffer));
+    return {};
+  }
+
+  // The same, into `buffer`, which is allocated anew if it is too small.
+  Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer) {
     auto code_bytes = [](const Matrix& m) { return matrix_code_bytes(m.format, m.n, m.k); };
     auto scale_bytes = [](const Matrix& m) { return matrix_scale_bytes(m.format, m.n, m.k); };
     int64_t bytes = 0;
     for (const Matrix* m : matrices)
       bytes += round_up(code_bytes(*m), kAlign) + round_up(scale_bytes(*m), kAlign);
-    NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory_, bytes, "weights"));
+    if (bytes > buffer.bytes()) {
+      buffer = Buffer();
+      NIBBLE_ASSIGN_OR_RETURN(buffer, Buffer::allocate(memory_, bytes, "weights"));
+    }
     auto* next = buffer.as<uint8_t>();
     auto upload = [&](const void*& data, int64_t size) {
       memory_.upload(next, data, size);
@@ -237,7 +351,6 @@ class CudaOps final : public Ops {
       upload(m->codes, code_bytes(*m));
       if (scale_bytes(*m) > 0) upload(m->scales, scale_bytes(*m));
     }
-    weights_.push_back(std::move(buffer));
     return {};
   }
 
@@ -269,6 +382,7 @@ class CudaOps final : public Ops {
   T* scratch(int64_t elements, const char* purpose) {
     const int64_t bytes = elements * static_cast<int64_t>(sizeof(T));
     if (bytes > scratch_.bytes()) {
+      forget_graphs();  // which hold the old address
       scratch_ = Buffer();
       scratch_ = must(Buffer::allocate(memory_, bytes, purpose));
     }
@@ -282,19 +396,29 @@ class CudaOps final : public Ops {
     return std::move(result).value();
   }
 
+  void forget_graphs() {
+    for (auto& [key, graph] : graphs_) {
+      if (graph != nullptr) cuda::check(cudaGraphExecDestroy(graph), "recorded step");
+    }
+    graphs_.clear();
+  }
+
   cuda::Device device_;
+  CudaOptions options_;
+  bool warned_ = false;
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};
   std::vector<Buffer> weights_;
   std::map<std::vector<const void*>, MatrixTable> head_tables_;
   Buffer scratch_;
+  std::unordered_map<uint64_t, cudaGraphExec_t> graphs_;  // null: came once
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Ops>> make_cuda_ops() {
+Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(cuda::Device device, cuda::find_device());
-  return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(device)));
+  return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(device), options));
 }
 
 }  // namespace nibble

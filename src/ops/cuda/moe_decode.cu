@@ -12,8 +12,6 @@ constexpr int kMaxTiles = 2;                         // column tiles of one pass
 constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert in one pass
 constexpr int kStages = 2;                           // of a warp
 
-constexpr int kMaxExperts = 1024;
-
 // Some rows of one expert: what one pass over its weights serves.
 struct RowBlock {
   const uint8_t *gate_up, *down;  // the expert's weights

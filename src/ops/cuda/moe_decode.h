@@ -19,6 +19,8 @@
 
 namespace nibble::cuda {
 
+inline constexpr int kMaxExperts = 1024;
+
 // One expert, repacked (moe_tiles.h). Biases: null for none.
 struct PackedExpert {
   const uint8_t* gate_up = nullptr;  // [I/16 pairs of tiles][D/128 chunks], both rounded up
