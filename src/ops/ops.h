@@ -52,8 +52,7 @@ struct RouterSpec {
   float logit_softcap = 0;  // 0: none; else logit = cap * tanh(logit / cap) before scoring
   bool renormalize = true;  // weights / sum of the chosen; kSoftmaxChosen has sum 1 and ignores it
   float renormalize_epsilon = 0;
-  float scale = 1;              // multiplies the weights at last
-  bool bias_on_logits = false;  // bias_E belongs to the logits (before the softcap): it weighs as well
+  float scale = 1;  // multiplies the weights at last
   // Above 1, the E experts are n_group groups of E / n_group neighbours, and only those of the topk_group
   // best groups can be chosen: by the sum of a group's two best keys (score + bias), equal sums: lower group
   // first.
@@ -74,7 +73,7 @@ struct AttendArgs {
 
 struct RouteArgs {
   Rows<const float> logits;       // [T, E]
-  const float* bias_E = nullptr;  // added to the score for choosing only (see bias_on_logits); null: none
+  const float* bias_E = nullptr;  // added to the score for choosing only; null: none
   RouterSpec spec;
   Rows<int32_t> ids;    // [T, A] chosen experts, best first; equal scores: lower id first
   Rows<float> weights;  // [T, A]
@@ -88,6 +87,22 @@ struct ExpertWeights {
   const float* gate_bias = nullptr;  // [I]
   const float* up_bias = nullptr;    // [I]
   const float* down_bias = nullptr;  // [D]
+  // What calibration says of the rows that go into gate and up, and into down: ActScale::kStatic; 0: nothing.
+  float input_scale = 0, down_input_scale = 0;
+};
+
+// The second-level scale g of a row in NVFP4 (spec formats.md 4).
+enum class ActScale {
+  kRow,     // amax of the row / (6 * 448)
+  kStatic,  // the expert's input scale; kRow for an expert that has none
+  kUnit,    // 1
+};
+
+// The arithmetic of routed experts (spec moe.md 2). W4A16: rows as they are. W4A4: rows in NVFP4 into both
+// products, exact products, float32 sums; g and the tensor scale are multiplied on the sums.
+struct ExpertArithmetic {
+  bool w4a4 = false;
+  ActScale act_scale = ActScale::kRow;  // of W4A4
 };
 
 // The routed experts of one layer as a backend holds them.
@@ -125,6 +140,7 @@ struct ExpertFfnArgs {
   ActivationSpec activation;
   ExpertScratch scratch;
   Rows<float> out;  // [T, D], overwritten
+  ExpertArithmetic arithmetic = {};
 };
 
 class Ops {
