@@ -66,7 +66,7 @@ class Decoder {
   DecoderOptions options_;
   KvCache kv_;
   ActivationMemory activations_;
-  std::vector<LayerCache> caches_;  // of each layer
+  std::vector<LayerCache> caches_;                             // of each layer
   std::vector<float> rope_factors_;                            // of each ModelSpec::ropes
   std::vector<int32_t> ids_, positions_, slots_, logit_rows_;  // of the step, on the host
   std::vector<float> host_logits_;
