@@ -38,14 +38,14 @@ GqaSpec read_gqa(Config& config, const ModelSpec& spec) {
 
 void check_heads(Config& config, const GqaSpec& gqa, size_t layer) {
   if (gqa.heads % gqa.kv_heads == 0) return;
-  config.fail(fmt::format("layer {}: {} query heads are no multiple of {} key/value heads", layer, gqa.heads,
-                          gqa.kv_heads));
+  config.fail(fmt::format("layer {}: {} query heads are no multiple of {} key/value heads (key {})", layer,
+                          gqa.heads, gqa.kv_heads, config.describe("num_key_value_heads")));
 }
 
 void check_latent(Config& config, const MlaSpec& mla) {
   if (mla.latent_dim() <= limits::kHeadDim) return;
-  config.fail(fmt::format("kv_lora_rank {} and qk_rope_head_dim {} are more than {} together", mla.kv_rank,
-                          mla.rope_dim, limits::kHeadDim));
+  config.fail(fmt::format("key {}: with a qk_rope_head_dim of {} more than {} together",
+                          config.describe("kv_lora_rank"), mla.rope_dim, limits::kHeadDim));
 }
 
 RouterSpec read_sigmoid_router(Config& config, int64_t experts) {
