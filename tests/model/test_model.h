@@ -45,6 +45,15 @@ struct TestModel {
   }
 };
 
+// Dense rows of a backend's memory, on the host.
+template <class T>
+std::vector<T> to_host(Ops& ops, Rows<const T> x) {
+  EXPECT_EQ(x.stride, x.cols);
+  std::vector<T> values(static_cast<size_t>(x.rows * x.cols));
+  ops.memory().download(values.data(), x.data, x.rows * x.cols * static_cast<int64_t>(sizeof(T)));
+  return values;
+}
+
 // bf16_rope: with RoPE frequencies rounded to bfloat16; for host backends.
 inline TestModel load_test_model(const std::string& directory, const std::string& backend,
                                  DecoderOptions options, const BackendOptions& backend_options = {},

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "base/faulty_file.h"
@@ -13,11 +14,16 @@
 namespace nibble {
 namespace {
 
-Status load(const FileSystem& files, const std::string& directory, const ExpertArithmetic& arithmetic) {
+using Look = std::function<void(const ModelWeights&)>;
+
+Status load(const FileSystem& files, const std::string& directory, const ExpertArithmetic& arithmetic,
+            const Look& look = {}) {
   auto ops = make_backend("reference", {.threads = 1});
   NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, directory));
   NIBBLE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(files, directory));
-  return load_weights(spec, checkpoint, **ops, arithmetic).status();
+  NIBBLE_ASSIGN_OR_RETURN(const ModelWeights weights, load_weights(spec, checkpoint, **ops, arithmetic));
+  if (look) look(weights);
+  return {};
 }
 
 void expect_refused(const Status& status, const std::vector<std::string>& fragments) {
@@ -45,11 +51,11 @@ std::string read(const std::string& path) {
 
 class StaticScales : public testing::Test {
  protected:
-  Status load_changed() {
+  Status load_changed(const Look& look = {}) {
     FaultyFileSystem files;
     files.add_file("m/config.json", read(directory_ + "/config.json"));
     files.add_file("m/model.safetensors", weights_);
-    return load(files, "m", {.w4a4 = true, .act_scale = ActScale::kStatic});
+    return load(files, "m", {.w4a4 = true, .act_scale = ActScale::kStatic}, look);
   }
   void set(const std::string& tensor, float value) {
     Checkpoint checkpoint = Checkpoint::open(FileSystem::posix(), directory_).value();
@@ -73,9 +79,28 @@ TEST_F(StaticScales, BrokenOnesAreAnErrorWhereTheyAreNeeded) {
   }
 }
 
-TEST_F(StaticScales, AnExpertThatCalibrationNeverSawIsNone) {
-  set(one_ + ".input_scale", 0);
-  EXPECT_TRUE(load_changed().ok());
+// Gate and up take the same quantized rows, by the larger scale; an expert that calibration never saw has
+// none.
+TEST_F(StaticScales, OfEachExpert) {
+  const std::string experts = "model.layers.2.mlp.experts.";
+  set(experts + "3.up_proj.input_scale", 0.5f);
+  set(experts + "4.gate_proj.input_scale", 0.75f);
+  set(experts + "5.down_proj.input_scale", 0.25f);
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"})
+    set(experts + "6." + name + ".input_scale", 0);
+  const Status status = load_changed([](const ModelWeights& weights) {
+    const std::span<const ExpertWeights> layer = weights.layers[2].ffn.experts->experts();
+    const float usual = layer[0].input_scale;
+    EXPECT_GT(usual, 0.0f);
+    EXPECT_LT(usual, 0.1f);
+    const std::vector<std::pair<float, float>> wanted = {
+        {0.5f, usual}, {0.75f, usual}, {usual, 0.25f}, {0, 0}};
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(layer[3 + i].input_scale, wanted[i].first) << i;
+      EXPECT_EQ(layer[3 + i].down_input_scale, wanted[i].second) << i;
+    }
+  });
+  EXPECT_TRUE(status.ok()) << status.message();
 }
 
 TEST(W4A4, TheThreeScales) {
