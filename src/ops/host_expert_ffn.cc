@@ -1,7 +1,7 @@
-// Default body of the routed experts: rows grouped by expert, three linears an expert (in
-// NVFP4 where W4A4 is asked for), sums in the order of
-// rank.
+// Default body of the routed experts: rows grouped by expert, three linears an expert (in NVFP4 where W4A4 is
+// asked for), sums in the order of rank.
 #include <algorithm>
+#include <vector>
 
 #include "ops/expert_groups.h"
 #include "ops/ops.h"
