@@ -80,4 +80,9 @@ struct QuantizeCommandOptions {
 };
 Status quantize_command(const QuantizeCommandOptions& options);
 
+struct DoctorOptions {
+  std::string device;  // --device; empty: all
+};
+Status doctor_command(const DoctorOptions& options);
+
 }  // namespace nibble

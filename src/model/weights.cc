@@ -27,6 +27,9 @@ class Loader {
         std::ranges::none_of(spec_.layers, [](const LayerSpec& l) { return l.moe.has_value(); })) {
       return user_error("{}: a model without routed experts has nothing for W4A4", checkpoint_.directory());
     }
+    if (arithmetic_.w4a4 && !ops_.does_w4a4()) {
+      return user_error("device '{}' does no W4A4 yet; cpu and reference do", ops_.name());
+    }
     NIBBLE_RETURN_IF_ERROR(matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding));
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
     if (spec_.tied_head) {

@@ -38,7 +38,6 @@ void Ops::embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<flo
 
 void Ops::gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) {
   NIBBLE_CHECK(static_cast<int64_t>(indices.size()) == out.rows && x.cols == out.cols);
-  for (int32_t index : indices) NIBBLE_CHECK(index >= 0 && index < x.rows);
   do_gather(x, indices, out);
 }
 
@@ -140,7 +139,7 @@ void Ops::expert_ffn(const ExpertFfnArgs& args) {
                s.down.cols == d);
   NIBBLE_CHECK(s.gate.rows >= routed_rows && s.gate.cols == i && s.up.rows >= routed_rows && s.up.cols == i);
   NIBBLE_CHECK(is_activation(args.activation));
-  NIBBLE_CHECK(!args.arithmetic.w4a4 || (d % nvfp4::kGroup == 0 && i % nvfp4::kGroup == 0));
+  NIBBLE_CHECK(!args.arithmetic.w4a4 || (does_w4a4() && d % nvfp4::kGroup == 0 && i % nvfp4::kGroup == 0));
   do_expert_ffn(args);
 }
 

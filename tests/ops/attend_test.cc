@@ -42,6 +42,32 @@ TEST_P(Attend, AgreesWithTheFormula) {
   }
 }
 
+// Longer than what a kernel takes at a time, with ends at and around its borders.
+TEST_P(Attend, LongSequences) {
+  Judge judge("attend_long");
+  constexpr int64_t kPositions = 900;
+  const std::vector<int32_t> ends = {0, 255, 256, 257, 511, 512, 640, 767, 768, 899};
+  for (Heads heads : {Heads{2, 1, 20, 36}, Heads{4, 2, 16}}) {
+    Random random(20);
+    Cache cache(*ops_, heads, 1, kPositions, 16, pages_for(kPositions, 16), 21);
+    Step step{ends, std::vector<int32_t>(ends.size(), 0),
+              RowsBuffer::random(random, std::ssize(ends), heads.query * heads.dim)};
+    const std::vector<float> sinks = random.floats(heads.query);
+    for (int64_t window : {0, 256, 300, 513}) {
+      RowsBuffer out = attend(*ops_, step, cache.view(), window, 0, -1, sinks.data());
+      for (int64_t t = 0; t < std::ssize(ends); ++t) {
+        const int64_t last = ends[static_cast<size_t>(t)];
+        std::vector<int64_t> seen;
+        for (int64_t p = window > 0 ? std::max<int64_t>(0, last - window + 1) : 0; p <= last; ++p)
+          seen.push_back(p);
+        judge_attention(judge, cache, step, t, seen, sinks.data(), out.read());
+        EXPECT_TRUE(same_bits(attend(*ops_, step, cache.view(), window, t, 1, sinks.data()).view(),
+                              out.view().slice(t, 1)));
+      }
+    }
+  }
+}
+
 TEST_P(Attend, PagesChangeNoBit) {
   for (Heads heads : {Heads{4, 2, 64}, Heads{2, 1, 20}}) {
     Random random(12);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/numbers.h"
+#include "gpu.h"
 #include "ops/backend.h"
 #include "ops/cpu/isa.h"
 #include "ops/on_host_data.h"
@@ -36,6 +37,7 @@ inline std::ostream& operator<<(std::ostream& out, const BackendCase& backend) {
 inline std::vector<BackendCase> all_backends() {
   std::vector<BackendCase> cases = {{"reference", ""}};
   for (const cpu::Kernels* kernels : cpu::usable_kernels()) cases.push_back({"cpu", kernels->isa});
+  if (gpu_status().ok()) cases.push_back({"cuda", ""});
   return cases;
 }
 

@@ -1,4 +1,6 @@
 // What sparse attention chooses, and attention to what was chosen.
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "ops/paged_cache.h"
@@ -205,6 +207,64 @@ TEST_P(AttendSelected, AgreesWithTheFormula) {
         EXPECT_TRUE(same_bits(attend(cache, step, positions, counts, t, 1).read(), out.read().slice(t, 1)));
       }
     }
+  }
+}
+
+// More than what a kernel takes at a time.
+TEST_P(AttendSelected, ManyPositions) {
+  Judge judge("attend_selected_many");
+  Random random(79);
+  constexpr int64_t kPositions = 900, kWidth = 700;
+  const Heads heads{2, 1, 20, 36};
+  Cache cache(*ops_, heads, 1, kPositions, 16, pages_for(kPositions, 16), 80);
+  Step step{{kPositions - 1, kPositions - 1, kPositions - 1},
+            {0, 0, 0},
+            RowsBuffer::random(random, 3, heads.query * heads.dim)};
+  std::vector<int32_t> positions, counts = {256, 257, 600};
+  for (int32_t count : counts) {
+    for (int32_t i = 0; i < kWidth; ++i) positions.push_back(i < count ? i * 3 / 2 : 1 << 30);
+  }
+  RowsBuffer out = attend(cache, step, positions, counts);
+  for (int64_t t = 0; t < 3; ++t) {
+    const auto begin = positions.begin() + t * kWidth;
+    judge_attention(judge, cache, step, t, {begin, begin + counts[static_cast<size_t>(t)]}, nullptr,
+                    out.read());
+    EXPECT_TRUE(same_bits(attend(cache, step, positions, counts, t, 1).read(), out.read().slice(t, 1)));
+  }
+}
+
+// More pools than a kernel takes at a time, and scores of every size.
+TEST_P(IndexSelect, ManyPools) {
+  const Case c{2, 16, 2, 300};
+  const Heads heads{2, 1, 16};
+  Random random(81);
+  constexpr int64_t kPositions = 1401;
+  Cache cache(*ops_, heads, 1, kPositions, 16, pages_for(kPositions, 16), 82);
+  Step step{{kPositions - 1, 298, 300, 700}, {0, 0, 0, 0}, RowsBuffer::random(random, 4, 32)};
+  RowsBuffer weights = RowsBuffer::random(random, 4, 2);
+  const std::vector<float> ape = random.floats(2 * 16);
+  const Chosen chosen = select(cache, step, weights, ape, c);
+  const std::unique_ptr<OnHostData> reference = make_ops({"reference", ""});
+  std::vector<int32_t> wanted(4 * 301, -7), counts(4);
+  reference->index_select({step.q.read(),
+                           weights.read(),
+                           cache.view(),
+                           ape.data(),
+                           c.pool,
+                           c.top_k,
+                           step.rows(0, 4),
+                           {{wanted.data(), 4, 301}, counts.data()}});
+  for (int64_t t = 0; t < 4; ++t) {
+    const auto begin = wanted.begin() + t * 301;
+    const std::vector<int64_t> best(begin, begin + counts[static_cast<size_t>(t)]);
+    // Two pools whose scores differ by less than float32 knows may stand for each other.
+    const std::vector<int64_t> found = chosen.row(t);
+    std::vector<int64_t> other;
+    std::set_difference(found.begin(), found.end(), best.begin(), best.end(), std::back_inserter(other));
+    EXPECT_LE(std::ssize(other), c.pool) << "row " << t;
+    EXPECT_EQ(found.size(), best.size());
+    EXPECT_TRUE(std::is_sorted(found.begin(), found.end()));
+    EXPECT_EQ(chosen.row(t), select(cache, step, weights, ape, c, t, 1).row(0));
   }
 }
 
