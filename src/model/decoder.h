@@ -29,6 +29,7 @@ struct DecoderOptions {
   KvOptions kv;
   int64_t max_rows = 256;      // of one step, all sequences together
   int64_t max_logit_rows = 1;  // rows of one step whose logits are wanted
+  ExpertArithmetic arithmetic = {};
 };
 
 class Decoder {

@@ -36,6 +36,22 @@ struct ExpertWeights {
   const float* gate_bias = nullptr;  // [I]
   const float* up_bias = nullptr;    // [I]
   const float* down_bias = nullptr;  // [D]
+  // What calibration says of the rows that go into gate and up, and into down: ActScale::kStatic; 0: nothing.
+  float input_scale = 0, down_input_scale = 0;
+};
+
+// The second-level scale g of a row in NVFP4 (spec formats.md 4).
+enum class ActScale {
+  kRow,     // amax of the row / (6 * 448)
+  kStatic,  // the expert's input scale; kRow for an expert that has none
+  kUnit,    // 1
+};
+
+// The arithmetic of routed experts (spec moe.md 2). W4A16: rows as they are. W4A4: rows in NVFP4 into both
+// products, exact products, float32 sums; g and the tensor scale are multiplied on the sums.
+struct ExpertArithmetic {
+  bool w4a4 = false;
+  ActScale act_scale = ActScale::kRow;  // of W4A4
 };
 
 // The routed experts of one layer as a backend holds them.
@@ -73,6 +89,7 @@ struct ExpertFfnArgs {
   ActivationSpec activation;
   ExpertScratch scratch;
   Rows<float> out;  // [T, D], overwritten
+  ExpertArithmetic arithmetic = {};
 };
 
 class Ops {
@@ -82,6 +99,8 @@ class Ops {
   virtual Memory& memory() = 0;
   // One line for people: threads and instruction set, or device and driver.
   virtual std::string description() const = 0;
+  // Whether expert_ffn does W4A4; where not, the loader refuses it.
+  virtual bool does_w4a4() const { return true; }
 
   // Runs `work`, or what was recorded of it: work that came before with this key called the same operations
   // with the same shapes and addresses, whatever those hold now. Only operations, no copies.

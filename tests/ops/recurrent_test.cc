@@ -296,7 +296,8 @@ class Kda : public OnEveryBackend {
 TEST_P(Kda, AgreesWithTheFormula) {
   Judge judge("kda"), state_judge("kda_state");
   Random random(63);
-  for (auto [heads, dim] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {2, 16}, {5, 33}, {2, 64}, {2, 128}}) {
+  for (const auto& shape : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {2, 16}, {5, 33}, {2, 64}, {2, 128}}) {
+    const int64_t heads = shape.first, dim = shape.second;
     for (std::optional<float> bound : {std::optional<float>(-5.0f), std::optional<float>()}) {
       Inputs in(random, heads, dim, bound);
       Outcome outcome = run(kInterleaved, in);

@@ -71,6 +71,7 @@ class CudaOps final : public Ops {
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
   std::string description() const override { return "cuda (" + device_.describe() + ")"; }
+  bool does_w4a4() const override { return false; }
 
   Result<Matrix> place(const Matrix& host_matrix) override {
     Matrix placed = host_matrix;

@@ -16,7 +16,6 @@ struct Scores {
 
   __device__ float logit(int64_t e) const {
     float x = logits[e];
-    if (bias != nullptr && spec.bias_on_logits) x += bias[e];
     if (spec.logit_softcap > 0) {
       const double softened = tanh(static_cast<double>(x / spec.logit_softcap));
       x = spec.logit_softcap * static_cast<float>(softened);
@@ -77,8 +76,7 @@ __global__ void __launch_bounds__(kWarp)
     for (int64_t e = lane; e < experts; e += kWarp) sum += exp_exactly(scores.logit(e) - scores.top);
     scores.sum = warp_sum(sum);
   }
-  const bool bias_chooses = bias != nullptr && !spec.bias_on_logits;
-  auto key_of = [&](int64_t e) { return scores.score(e) + (bias_chooses ? bias[e] : 0.0f); };
+  auto key_of = [&](int64_t e) { return scores.score(e) + (bias != nullptr ? bias[e] : 0.0f); };
   for (int64_t e = lane; e < experts; e += kWarp) s_keys[e] = ordered(key_of(e));
 
   if (spec.topk_group < spec.n_group) {
