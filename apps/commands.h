@@ -13,12 +13,14 @@
 namespace nibble {
 
 struct ModelOptions {
-  std::string model;            // -m
-  std::string device = "cpu";   // --device
-  std::string cpu_isa;          // --cpu-isa; empty: the best that the machine has
-  int threads = 0;              // -t; 0: as many as this process may use
-  int64_t context = 0;          // -c; 0: the model's own, at most EngineOptions::kDefaultContext
-  int64_t prefill_chunk = 256;  // --prefill-chunk
+  std::string model;                // -m
+  std::string device = "cpu";       // --device
+  std::string cpu_isa;              // --cpu-isa; empty: the best that the machine has
+  int threads = 0;                  // -t; 0: as many as this process may use
+  int64_t context = 0;              // -c; 0: the model's own, at most EngineOptions::kDefaultContext
+  int64_t prefill_chunk = 256;      // --prefill-chunk
+  std::string moe_arith = "w4a16";  // --moe-arith: w4a16, w4a4
+  std::string act_scale;            // --act-scale: row, static, unit; empty: row
 };
 
 struct RunOptions {

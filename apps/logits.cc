@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "arithmetic.h"
 #include "base/log.h"
 #include "commands.h"
 #include "ids.h"
@@ -57,6 +58,7 @@ Status logits_command(const LogitsOptions& options) {
 
   const ModelOptions& m = options.model;
   const FileSystem& files = FileSystem::posix();
+  NIBBLE_ASSIGN_OR_RETURN(const ExpertArithmetic arithmetic, arithmetic_of(m));
   NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(m.model));
   NIBBLE_RETURN_IF_ERROR(check_output(options.output, directory));
   NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, directory));
@@ -76,7 +78,8 @@ Status logits_command(const LogitsOptions& options) {
       load_model(files, directory, std::move(spec), std::move(ops),
                  {.kv = {.max_sequences = 1, .max_tokens = tokens, .max_new_tokens = chunk},
                   .max_rows = chunk,
-                  .max_logit_rows = chunk}));
+                  .max_logit_rows = chunk,
+                  .arithmetic = arithmetic}));
   OutputFile file(std::fopen(options.output.c_str(), "wb"), std::fclose);
   if (file == nullptr) return user_error("-o {}: cannot write: {}", options.output, std::strerror(errno));
   const std::string header = npy_header(tokens, vocab);

@@ -84,6 +84,18 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
       ->group("Machine");
+  command
+      .add_option("--moe-arith", o.moe_arith,
+                  "Arithmetic of NVFP4 experts: w4a4 rounds what goes into them to NVFP4 too")
+      ->check(CLI::IsMember({"w4a16", "w4a4"}))
+      ->capture_default_str()
+      ->group("Arithmetic");
+  command
+      .add_option(
+          "--act-scale", o.act_scale,
+          "Second-level scale of rows in w4a4: of the row, of the file's calibration, or 1 (default: row)")
+      ->check(CLI::IsMember({"row", "static", "unit"}))
+      ->group("Arithmetic");
 }
 
 void add_run(CLI::App& app, RunOptions& o) {

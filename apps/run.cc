@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "arithmetic.h"
 #include "base/log.h"
 #include "base/numbers.h"
 #include "commands.h"
@@ -143,8 +144,10 @@ class Runner {
     // The first token came with the prompt: decoding is what followed.
     const double decode_rate = rate(t.new_tokens - 1, t.decode_seconds);
     const double gb_per_token = static_cast<double>(engine_.weight_bytes_per_token()) / 1e9;
-    log_info("decode: {} tokens in {:.3f} s, {:.1f} tok/s; {:.4f} GB/token of weights, {:.2f} GB/s",
-             t.new_tokens, t.decode_seconds, decode_rate, gb_per_token, gb_per_token * decode_rate);
+    const ExpertArithmetic& arithmetic = engine_.options().arithmetic;
+    log_info("decode: {} tokens in {:.3f} s, {:.1f} tok/s; {:.4f} GB/token of weights, {:.2f} GB/s{}",
+             t.new_tokens, t.decode_seconds, decode_rate, gb_per_token, gb_per_token * decode_rate,
+             arithmetic.w4a4 ? "; experts in " + describe(arithmetic) : "");
   }
 
   // The answer with its timing, for programs.
@@ -156,6 +159,7 @@ class Runner {
                                          {"prompt_seconds", t.prompt_seconds},
                                          {"decode_seconds", t.decode_seconds},
                                          {"weight_bytes_per_token", engine_.weight_bytes_per_token()},
+                                         {"moe_arith", describe(engine_.options().arithmetic)},
                                          {"seed", sampling_.seed}};
     fmt::print("{}\n", json.dump(2));
   }
@@ -273,6 +277,7 @@ Status run_command(const RunOptions& options) {
   if (prompt && prompt->empty()) return user_error("the prompt is empty; wanted at least one token");
   if (options.max_tokens == 0) return user_error("-n 0: nothing to generate; wanted -1 or at least 1");
   if (options.json && !prompt) return user_error("--json needs a prompt: give one with -p or -f");
+  NIBBLE_ASSIGN_OR_RETURN(const ExpertArithmetic arithmetic, arithmetic_of(options.model));
   NIBBLE_ASSIGN_OR_RETURN(const std::string model, find_model(options.model.model));
   ProgressLine progress("loading " + options.model.model);
   NIBBLE_ASSIGN_OR_RETURN(
@@ -283,7 +288,8 @@ Status run_command(const RunOptions& options) {
                     .backend = {.threads = options.model.threads, .cpu_isa = options.model.cpu_isa},
                     .context = options.model.context,
                     .prefill_chunk = options.model.prefill_chunk,
-                    .chat_template = options.chat_template},
+                    .chat_template = options.chat_template,
+                    .arithmetic = arithmetic},
                    [&](int64_t loaded, int64_t total) { progress.update(loaded, total); }));
   progress.finish(engine->checkpoint_bytes());
   log_debug("{}; context {}, KV cache {}", engine->decoder().ops().description(), engine->options().context,

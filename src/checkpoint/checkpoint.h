@@ -63,10 +63,11 @@ class Checkpoint {
   //   PREFIX.weight_q4 U32 [n, k/32, 4] + weight_scale F16 [n, k/32]                                     q4
   //   PREFIX.weight F8_E4M3 [n, k] + weight_scale F32 scalar                                            FP8
   //   PREFIX.weight F8_E4M3 [n, k] + weight_scale_inv F32 [ceil(n/128), ceil(k/128)], multiplied  FP8 blocks
-  // Marks those and input_scale / input_global_scale as used. NaN and infinity among scales or FP8 codes, a
-  // tensor scale that is negative, a weight_global_scale that is not above 0, and k that is no multiple of
-  // the format's group are errors; so are other 4-bit and 8-bit formats, by name. F32, F16 and BF16 matrices
-  // are not searched for NaN.
+  // Marks those and input_scale / input_global_scale as used; of the latter only NVFP4's are kept (a broken
+  // one is an error where it is needed). NaN and infinity among scales or FP8 codes, a tensor scale that is
+  // negative, a weight_global_scale that is not above 0, and k that is no multiple of the format's group are
+  // errors; so are other 4-bit and 8-bit formats, by name. F32, F16 and BF16 matrices are not searched for
+  // NaN.
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k);
 
   // The experts' matrices [n, k] of a stacked parameter (gpt-oss):
@@ -100,6 +101,8 @@ class Checkpoint {
   Status add_shards(const FileSystem& files, const std::string& index_path);
 
   Result<std::span<const std::byte>> bytes_of(Entry& entry);
+  // Of a matrix's rows, as the file says it: whoever needs it judges it. 0 where there is none.
+  float input_scale(const std::string& name);
   // F32 [] or [1], finite.
   Result<float> tensor_scale(const std::string& name);
   // The tensors of one format each, for matrix() and stacked().

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "base/numbers.h"
@@ -162,14 +163,14 @@ Result<Matrix> Checkpoint::nvfp4_matrix(const std::string& codes, const std::str
                                                 is_reciprocal ? "above" : "of at least",
                                                 is_reciprocal ? " with a finite reciprocal" : "", scale));
   }
-  // Activation scales of calibration; ours are computed (formats.md 4), and theirs may be 0.
-  ignore(prefix + (is_reciprocal ? ".input_global_scale" : ".input_scale"));
+  const float input = input_scale(prefix + (is_reciprocal ? ".input_global_scale" : ".input_scale"));
   return Matrix{.format = MatrixFormat::kNvfp4,
                 .n = n,
                 .k = k,
                 .codes = codes_view.bytes.data(),
                 .scales = scales_view.bytes.data(),
-                .tensor_scale = multiplier};
+                .tensor_scale = multiplier,
+                .input_scale = is_reciprocal && input != 0 ? 1.0f / input : input};
 }
 
 Result<Matrix> Checkpoint::group32_matrix(MatrixFormat format, const std::string& codes, DType codes_dtype,
@@ -214,6 +215,16 @@ Result<Matrix> Checkpoint::fp8_matrix(const std::string& prefix, int64_t n, int6
     return tensor_error(scale_name,
                         fmt::format("wanted a finite value of at least 0, found {}", matrix.tensor_scale));
   return matrix;
+}
+
+float Checkpoint::input_scale(const std::string& name) {
+  ignore(name);
+  const TensorInfo* there = info(name);
+  constexpr int64_t kBytes = sizeof(float);
+  if (there == nullptr || there->dtype != DType::kF32 || there->bytes != kBytes) return 0;
+  float scale = 0;
+  const Status read = read_at(*there, 0, std::as_writable_bytes(std::span(&scale, 1)));
+  return read.ok() ? scale : std::numeric_limits<float>::quiet_NaN();
 }
 
 Result<float> Checkpoint::tensor_scale(const std::string& name) {

@@ -60,7 +60,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
                                                              .max_tokens = options.context,
                                                              .max_new_tokens = options.prefill_chunk},
                                                       .max_rows = rows,
-                                                      .max_logit_rows = options.parallel},
+                                                      .max_logit_rows = options.parallel,
+                                                      .arithmetic = options.arithmetic},
                                                      progress));
   engine->weight_bytes_per_token_ =
       nibble::weight_bytes_per_token(engine->decoder().spec(), engine->decoder().weights());

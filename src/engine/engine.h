@@ -30,6 +30,7 @@ struct EngineOptions {
   int64_t parallel = 1;         // sequences that run at once
   int64_t prefill_chunk = 256;  // prompt tokens of one sequence in a step
   std::string chat_template;    // a file to take instead of the model's own template
+  ExpertArithmetic arithmetic = {};
 
   static constexpr int64_t kDefaultContext = 8192;  // float32 KV of more is a surprise on a small machine
 };

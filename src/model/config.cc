@@ -202,6 +202,10 @@ void Config::ignore(std::initializer_list<const char*> keys) {
   for (const char* key : keys) shared_->read.insert(path(key));
 }
 
+void Config::ignore_rest() {
+  for (const auto& [key, value] : object_->items()) shared_->read.insert(path(key));
+}
+
 std::vector<std::string> Config::unread() const {
   std::vector<std::string> names;
   for (const auto& [key, value] : object_->items()) {

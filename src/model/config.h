@@ -51,6 +51,8 @@ class Config {
   bool equals(const std::string& key, const nlohmann::ordered_json& value);
   // Keys that cannot change the result (training, bookkeeping).
   void ignore(std::initializer_list<const char*> keys);
+  // The same of all keys of this object that are left.
+  void ignore_rest();
 
   // An error of the family's own, in the same form.
   void fail(const std::string& message);

@@ -115,6 +115,7 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
             .kv = kv_,
             .act = activations_.views(spec_, rows, logit_rows),
             .rows = {},
+            .arithmetic = options_.arithmetic,
             .trace = trace};
   Activations& act = step.act;
   const int64_t index_bytes = rows * static_cast<int64_t>(sizeof(int32_t));

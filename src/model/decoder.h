@@ -29,6 +29,7 @@ struct DecoderOptions {
   KvOptions kv;
   int64_t max_rows = 256;      // of one step, all sequences together
   int64_t max_logit_rows = 1;  // rows of one step whose logits are wanted
+  ExpertArithmetic arithmetic = {};
 };
 
 class Decoder {
@@ -65,7 +66,7 @@ class Decoder {
   DecoderOptions options_;
   KvCache kv_;
   ActivationMemory activations_;
-  std::vector<LayerCache> caches_;  // of each layer
+  std::vector<LayerCache> caches_;                             // of each layer
   std::vector<float> rope_factors_;                            // of each ModelSpec::ropes
   std::vector<int32_t> ids_, positions_, slots_, logit_rows_;  // of the step, on the host
   std::vector<float> host_logits_;

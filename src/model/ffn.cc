@@ -34,7 +34,8 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
                                    .gate = narrow(act.expert_gate, spec.width),
                                    .up = narrow(act.expert_up, spec.width),
                                    .down = act.expert_down},
-                       .out = act.sublayer});
+                       .out = act.sublayer,
+                       .arithmetic = step.arithmetic});
   if (spec.shared_width > 0) {
     glu(step, spec.shared_width, weights.shared, act.shared);
     step.ops.add(act.shared, act.sublayer);

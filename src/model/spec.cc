@@ -43,8 +43,20 @@ Status refuse_what_sounds_like_arithmetic(const std::string& file, const ModelSp
   return {};
 }
 
+// Which weights are quantized, and how, is for the tensors to say (spec formats.md 2); but a method that is
+// none of ours, or a rotation around the products, is better refused before anything is read.
+void check_quantization(Config& config) {
+  if (!config.has("quantization_config")) return;
+  Config quantization = config.object("quantization_config");
+  quantization.only("quant_method",
+                    {"modelopt", "modelopt_fp4", "compressed-tensors", "mxfp4", "fp8", "nibble-q4"});
+  quantization.only("transform_config", {nlohmann::ordered_json::object()});
+  quantization.ignore_rest();
+}
+
 Result<ModelSpec> spec_of(Config config) {
   std::string model_type = config.text("model_type");
+  check_quantization(config);
   NIBBLE_RETURN_IF_ERROR(config.status());
   std::string known;
   for (const Family& family : kFamilies) {

@@ -33,6 +33,7 @@ struct Step {
   const KvCache& kv;
   Activations act;
   RowsOfStep rows;
+  ExpertArithmetic arithmetic;
   const Trace* trace = nullptr;
 };
 

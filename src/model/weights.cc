@@ -17,11 +17,16 @@ int64_t bytes_of(const ExpertWeights& w) { return bytes_of(w.gate) + bytes_of(w.
 // One model's loading: knows where things go, so that the functions below read like the list of tensors.
 class Loader {
  public:
-  Loader(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops, ModelWeights& weights)
-      : spec_(spec), checkpoint_(checkpoint), ops_(ops), weights_(weights) {}
+  Loader(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops, const ExpertArithmetic& arithmetic,
+         ModelWeights& weights)
+      : spec_(spec), checkpoint_(checkpoint), ops_(ops), arithmetic_(arithmetic), weights_(weights) {}
 
   Status load(const LoadProgress& progress) {
     const TensorNames& names = spec_.names;
+    if (arithmetic_.w4a4 &&
+        std::ranges::none_of(spec_.layers, [](const LayerSpec& l) { return l.moe.has_value(); })) {
+      return user_error("{}: a model without routed experts has nothing for W4A4", checkpoint_.directory());
+    }
     NIBBLE_RETURN_IF_ERROR(matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding));
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
     if (spec_.tied_head) {
@@ -273,9 +278,44 @@ class Loader {
     return place_experts(experts, out);
   }
 
-  Status place_experts(const std::vector<ExpertWeights>& host, FfnWeights& out) {
+  Status place_experts(std::vector<ExpertWeights>& host, FfnWeights& out) {
+    if (arithmetic_.w4a4) NIBBLE_RETURN_IF_ERROR(prepare_w4a4(host));
     for (const ExpertWeights& expert : host) loaded_bytes_ += bytes_of(expert);
     NIBBLE_ASSIGN_OR_RETURN(out.experts, ops_.place_experts(host));
+    return {};
+  }
+
+  Status prepare_w4a4(std::vector<ExpertWeights>& experts) {
+    const bool is_static = arithmetic_.act_scale == ActScale::kStatic;
+    const std::string layer = prefix_ + spec_.names.experts;
+    bool calibrated = false;
+    for (size_t e = 0; e < experts.size(); ++e) {
+      ExpertWeights& w = experts[e];
+      auto check = [&](const std::string& name, const Matrix& m) -> Status {
+        const std::string full_name = fmt::format("{}{}.{}", layer, e, name);
+        const std::string& file = checkpoint_.file_of(full_name + ".weight");
+        if (m.format != MatrixFormat::kNvfp4 && m.format != MatrixFormat::kGgufNvfp4) {
+          return user_error("{}: '{}' is {}; W4A4 wants experts in NVFP4", file, full_name,
+                            matrix_format_name(m.format));
+        }
+        if (is_static && !(m.input_scale >= 0 && std::isfinite(m.input_scale))) {
+          return user_error("{}: the input scale of '{}': wanted a finite value of at least 0, found {}",
+                            file, full_name, m.input_scale);
+        }
+        calibrated |= m.input_scale > 0;
+        return {};
+      };
+      NIBBLE_RETURN_IF_ERROR(check(spec_.names.gate_proj, w.gate));
+      NIBBLE_RETURN_IF_ERROR(check(spec_.names.up_proj, w.up));
+      NIBBLE_RETURN_IF_ERROR(check(spec_.names.down_proj, w.down));
+      // One quantized row goes into gate and up; the larger scale holds what either calibration saw.
+      w.input_scale = std::max(w.gate.input_scale, w.up.input_scale);
+      w.down_input_scale = w.down.input_scale;
+    }
+    if (is_static && !calibrated) {
+      return user_error("{}: no expert of '{}' has an input scale, which static activation scales need",
+                        checkpoint_.directory(), layer);
+    }
     return {};
   }
 
@@ -307,6 +347,7 @@ class Loader {
   const ModelSpec& spec_;
   Checkpoint& checkpoint_;
   Ops& ops_;
+  const ExpertArithmetic& arithmetic_;
   ModelWeights& weights_;
   std::string prefix_;  // of the layer that is being loaded
   int64_t loaded_bytes_ = 0;
@@ -334,9 +375,9 @@ int64_t bytes_of(const KdaWeights& w) {
 }  // namespace
 
 Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops,
-                                  const LoadProgress& progress) {
+                                  const ExpertArithmetic& arithmetic, const LoadProgress& progress) {
   ModelWeights weights;
-  NIBBLE_RETURN_IF_ERROR(Loader(spec, checkpoint, ops, weights).load(progress));
+  NIBBLE_RETURN_IF_ERROR(Loader(spec, checkpoint, ops, arithmetic, weights).load(progress));
   return weights;
 }
 

@@ -98,8 +98,9 @@ using LoadProgress = std::function<void(int64_t loaded_bytes, int64_t total_byte
 // Loads every tensor that `spec` names; what the checkpoint holds beyond that (and is not known to be
 // harmless) is an error that names it. Matrices may go on pointing into the checkpoint, which must outlive
 // the weights.
+// Experts that the arithmetic cannot take (W4A4: other formats than NVFP4) are an error that names them.
 Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops,
-                                  const LoadProgress& progress = {});
+                                  const ExpertArithmetic& arithmetic = {}, const LoadProgress& progress = {});
 
 // Bytes of weights that a decode step of one token reads: all matrices once, of the routed experts only the
 // chosen share, of the embedding one row. What a token costs at least in memory traffic.

@@ -36,8 +36,7 @@ struct RouterSpec {
   float logit_softcap = 0;  // 0: none; else logit = cap * tanh(logit / cap) before scoring
   bool renormalize = true;  // weights / sum of the chosen; kSoftmaxChosen has sum 1 and ignores it
   float renormalize_epsilon = 0;
-  float scale = 1;              // multiplies the weights at last
-  bool bias_on_logits = false;  // bias_E belongs to the logits (before the softcap): it weighs as well
+  float scale = 1;  // multiplies the weights at last
   // Above 1, the E experts are n_group groups of E / n_group neighbours, and only those of the topk_group
   // best groups can be chosen: by the sum of a group's two best keys (score + bias), equal sums: lower group
   // first.
@@ -58,10 +57,17 @@ struct AttendArgs {
 
 struct RouteArgs {
   Rows<const float> logits;       // [T, E]
-  const float* bias_E = nullptr;  // added to the score for choosing only (see bias_on_logits); null: none
+  const float* bias_E = nullptr;  // added to the score for choosing only; null: none
   RouterSpec spec;
   Rows<int32_t> ids;    // [T, A] chosen experts, best first; equal scores: lower id first
   Rows<float> weights;  // [T, A]
+};
+
+// The second-level scale g of a row in NVFP4 (spec formats.md 4).
+enum class ActScale {
+  kRow,     // amax of the row / (6 * 448)
+  kStatic,  // the expert's input scale; kRow for an expert that has none
+  kUnit,    // 1
 };
 
 }  // namespace nibble

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "quant/nvfp4.h"
+
 namespace nibble {
 namespace {
 
@@ -137,54 +139,8 @@ void Ops::expert_ffn(const ExpertFfnArgs& args) {
                s.down.cols == d);
   NIBBLE_CHECK(s.gate.rows >= routed_rows && s.gate.cols == i && s.up.rows >= routed_rows && s.up.cols == i);
   NIBBLE_CHECK(is_activation(args.activation));
+  NIBBLE_CHECK(!args.arithmetic.w4a4 || (d % nvfp4::kGroup == 0 && i % nvfp4::kGroup == 0));
   do_expert_ffn(args);
-}
-
-void Ops::do_expert_ffn(const ExpertFfnArgs& args) {
-  const int64_t chosen = args.ids.cols, routed_rows = args.ids.rows * chosen;
-  const int64_t experts = args.experts.count();
-  // Stable order by (expert, token): begin[e] is the first grouped row of expert e.
-  std::vector<int64_t> begin(static_cast<size_t>(experts) + 1, 0);
-  for (int64_t t = 0; t < args.ids.rows; ++t) {
-    for (int64_t a = 0; a < chosen; ++a) {
-      int32_t e = args.ids.row(t)[a];
-      NIBBLE_CHECK(e >= 0 && e < experts);
-      ++begin[static_cast<size_t>(e) + 1];
-    }
-  }
-  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) begin[e + 1] += begin[e];
-  std::vector<int64_t> next = begin;
-  std::vector<int64_t> grouped_row(static_cast<size_t>(routed_rows));  // of (t, a)
-  for (int64_t t = 0; t < args.ids.rows; ++t) {
-    for (int64_t a = 0; a < chosen; ++a) {
-      int64_t row = next[static_cast<size_t>(args.ids.row(t)[a])]++;
-      grouped_row[static_cast<size_t>(t * chosen + a)] = row;
-      std::copy_n(args.x.row(t), args.x.cols, args.scratch.gathered.row(row));
-    }
-  }
-  for (int64_t e = 0; e < experts; ++e) {
-    int64_t first = begin[static_cast<size_t>(e)], count = begin[static_cast<size_t>(e) + 1] - first;
-    if (count == 0) continue;
-    const ExpertWeights& w = args.experts.experts()[static_cast<size_t>(e)];
-    Rows<float> x = args.scratch.gathered.slice(first, count), gate = args.scratch.gate.slice(first, count);
-    Rows<float> up = args.scratch.up.slice(first, count), down = args.scratch.down.slice(first, count);
-    linear(x, w.gate, gate);
-    linear(x, w.up, up);
-    if (w.gate_bias != nullptr) add_bias(gate, w.gate_bias);
-    if (w.up_bias != nullptr) add_bias(up, w.up_bias);
-    activate(args.activation, gate, up, gate);
-    linear(gate, w.down, down);
-    if (w.down_bias != nullptr) add_bias(down, w.down_bias);
-  }
-  for (int64_t t = 0; t < args.out.rows; ++t) {
-    float* out = args.out.row(t);
-    std::fill_n(out, args.out.cols, 0.0f);
-    for (int64_t a = 0; a < chosen; ++a) {
-      const float* down = args.scratch.down.row(grouped_row[static_cast<size_t>(t * chosen + a)]);
-      float weight = args.weights.row(t)[a];
-      for (int64_t i = 0; i < args.out.cols; ++i) out[i] += weight * down[i];
-    }
-  }
 }
 
 }  // namespace nibble

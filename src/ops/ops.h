@@ -35,6 +35,15 @@ struct ExpertWeights {
   const float* gate_bias = nullptr;  // [I]
   const float* up_bias = nullptr;    // [I]
   const float* down_bias = nullptr;  // [D]
+  // What calibration says of the rows that go into gate and up, and into down: ActScale::kStatic; 0: nothing.
+  float input_scale = 0, down_input_scale = 0;
+};
+
+// The arithmetic of routed experts (spec moe.md 2). W4A16: rows as they are. W4A4: rows in NVFP4 into both
+// products, exact products, float32 sums; g and the tensor scale are multiplied on the sums.
+struct ExpertArithmetic {
+  bool w4a4 = false;
+  ActScale act_scale = ActScale::kRow;  // of W4A4
 };
 
 // The routed experts of one layer as a backend holds them.
@@ -72,6 +81,7 @@ struct ExpertFfnArgs {
   ActivationSpec activation;
   ExpertScratch scratch;
   Rows<float> out;  // [T, D], overwritten
+  ExpertArithmetic arithmetic = {};
 };
 
 class Ops {

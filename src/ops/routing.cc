@@ -51,9 +51,7 @@ class Router {
     const RouterSpec& spec = args_.spec;
     const bool softens = spec.logit_softcap > 0;
     for (size_t e = 0; e < scores_.size(); ++e) {
-      float logit = logits[e];
-      if (args_.bias_E != nullptr && spec.bias_on_logits) logit += args_.bias_E[e];
-      scores_[e] = softens ? spec.logit_softcap * std::tanh(logit / spec.logit_softcap) : logit;
+      scores_[e] = softens ? spec.logit_softcap * std::tanh(logits[e] / spec.logit_softcap) : logits[e];
     }
     switch (spec.score) {
       case RouterScore::kSigmoid:
@@ -69,8 +67,7 @@ class Router {
         break;
     }
     for (size_t e = 0; e < scores_.size(); ++e) {
-      const bool chooses = args_.bias_E != nullptr && !spec.bias_on_logits;
-      const float key = scores_[e] + (chooses ? args_.bias_E[e] : 0.0f);
+      const float key = scores_[e] + (args_.bias_E != nullptr ? args_.bias_E[e] : 0.0f);
       // A NaN (from a broken checkpoint) would break the sort's order; it is never chosen before a number.
       keys_[e] = std::isnan(key) ? -INFINITY : key;
     }

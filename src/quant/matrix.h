@@ -65,6 +65,8 @@ struct Matrix {
   // Value = code * block scale * tensor_scale, with tensor_scale applied to the float32 accumulator, never
   // folded into block scales (folding costs 2.68% mean error, 18.75% at worst; spec formats.md 1).
   float tensor_scale = 1.0f;
+  // The second-level scale that calibration gave the rows that go in (NVFP4), as the file says it; 0: none.
+  float input_scale = 0.0f;
 
   bool empty() const { return codes == nullptr; }
 };

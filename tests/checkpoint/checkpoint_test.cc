@@ -47,6 +47,25 @@ TEST(Checkpoint, ScalarsAsVectorsAndWithoutInputScales) {
   EXPECT_TRUE(checkpoint.matrix("ct", kRows, kColumns).ok());
 }
 
+TEST(Checkpoint, InputScalesAreMultipliersAndNobodysConcernWhereBroken) {
+  auto scale_of = [](const char* matrix, const char* name, const char* dtype, const std::string& bytes) {
+    SafetensorsWriter writer = good_model();
+    writer.replace(name, dtype, {}, bytes);
+    Checkpoint checkpoint = opened(writer);
+    Result<Matrix> loaded = checkpoint.matrix(matrix, kRows, kColumns);
+    EXPECT_TRUE(loaded.ok()) << loaded.status().message();
+    for (const std::string& unused : checkpoint.unused()) EXPECT_NE(unused, name);
+    return loaded->input_scale;
+  };
+  EXPECT_EQ(scale_of("mo", "mo.input_scale", "F32", f32(0.5f)), 0.5f);
+  EXPECT_EQ(scale_of("mo", "mo.input_scale", "F32", f32(0)), 0.0f);
+  EXPECT_EQ(scale_of("mo", "mo.input_scale", "F32", f32(-2)), -2.0f);
+  EXPECT_TRUE(std::isnan(scale_of("mo", "mo.input_scale", "F32", f32(NAN))));
+  EXPECT_EQ(scale_of("mo", "mo.input_scale", "BF16", "ab"), 0.0f);
+  EXPECT_EQ(scale_of("ct", "ct.input_global_scale", "F32", f32(4)), 0.25f);
+  EXPECT_EQ(scale_of("ct", "ct.input_global_scale", "F32", f32(0)), 0.0f);
+}
+
 TEST(Checkpoint, PlainMatrices) {
   const std::vector<float> values = {-2.5f, -1.5f, -0.5f, 0.5f, 1.5f, 2.5f};
   std::vector<uint16_t> f16;

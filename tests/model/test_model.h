@@ -41,6 +41,15 @@ struct TestModel {
   }
 };
 
+// Dense rows of a backend's memory, on the host.
+template <class T>
+std::vector<T> to_host(Ops& ops, Rows<const T> x) {
+  EXPECT_EQ(x.stride, x.cols);
+  std::vector<T> values(static_cast<size_t>(x.rows * x.cols));
+  ops.memory().download(values.data(), x.data, x.rows * x.cols * static_cast<int64_t>(sizeof(T)));
+  return values;
+}
+
 // bf16_rope: with RoPE frequencies rounded to bfloat16.
 inline TestModel load_test_model(const std::string& directory, const std::string& backend,
                                  DecoderOptions options, const BackendOptions& backend_options = {},
@@ -54,7 +63,7 @@ inline TestModel load_test_model(const std::string& directory, const std::string
   auto checkpoint = Checkpoint::open(FileSystem::posix(), directory);
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().message();
   model.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint).value());
-  auto weights = load_weights(*spec, *model.checkpoint, *model.ops);
+  auto weights = load_weights(*spec, *model.checkpoint, *model.ops, options.arithmetic);
   EXPECT_TRUE(weights.ok()) << weights.status().message();
   if (bf16_rope) {
     for (std::span<const float>& inv_freq : weights->rope_inv_freq) {
@@ -74,10 +83,12 @@ inline TestModel load_test_model(const std::string& directory, const std::string
   return model;
 }
 
-inline DecoderOptions options_for(int64_t rows, int64_t sequences = 1, int64_t tokens = 1024) {
+inline DecoderOptions options_for(int64_t rows, int64_t sequences = 1, int64_t tokens = 1024,
+                                  const ExpertArithmetic& arithmetic = {}) {
   return {.kv = {.max_sequences = sequences, .max_tokens = tokens, .max_new_tokens = rows},
           .max_rows = rows * sequences,
-          .max_logit_rows = rows * sequences};
+          .max_logit_rows = rows * sequences,
+          .arithmetic = arithmetic};
 }
 
 }  // namespace nibble

@@ -62,7 +62,8 @@ struct Scratch {
   ExpertScratch view() { return {gathered.view(), gate.view(), up.view(), down.view()}; }
 };
 
-RowsBuffer expert_ffn(OnHostData& ops, const Layer& layer, int64_t first = 0, int64_t count = -1) {
+RowsBuffer expert_ffn(OnHostData& ops, const Layer& layer, int64_t first = 0, int64_t count = -1,
+                      const ExpertArithmetic& arithmetic = {}) {
   if (count < 0) count = layer.shape.tokens;
   Scratch scratch(layer.shape);
   RowsBuffer out(count, layer.shape.model);
@@ -70,12 +71,29 @@ RowsBuffer expert_ffn(OnHostData& ops, const Layer& layer, int64_t first = 0, in
   const std::unique_ptr<PlacedExperts> placed = ops.place_experts(layer.experts);
   ops.expert_ffn({layer.x.read().slice(first, count), ids.slice(first, count),
                   layer.weights.read().slice(first, count), *placed, layer.activation, scratch.view(),
-                  out.view()});
+                  out.view(), arithmetic});
   return out;
 }
 
+// A product in W4A4: the row in NVFP4, and its second-level scale on the sums.
+struct ProductRow {
+  RowsBuffer row;
+  float g;
+
+  ProductRow(Rows<const float> x, ActScale scale, float input_scale) : row(1, x.cols) {
+    g = scale == ActScale::kUnit                        ? 1
+        : scale == ActScale::kStatic && input_scale > 0 ? input_scale
+                                                        : nvfp4::choose_row_scale(x.row(0), x.cols);
+    nvfp4::round_row(x.row(0), x.cols, g, row.view().row(0));
+  }
+  void linear(OnHostData& ops, const Matrix& w, Rows<float> out) const {
+    ops.linear(row.view(), w, out);
+    for (int64_t i = 0; i < out.cols; ++i) out.row(0)[i] *= g;
+  }
+};
+
 // The sum of unfused operations, one (token, expert) pair after the other.
-RowsBuffer unfused(OnHostData& ops, const Layer& layer) {
+RowsBuffer unfused(OnHostData& ops, const Layer& layer, const ExpertArithmetic& arithmetic = {}) {
   const Shape& s = layer.shape;
   RowsBuffer out(s.tokens, s.model), gate(1, s.width), up(1, s.width), down(1, s.model);
   for (int64_t t = 0; t < s.tokens; ++t) {
@@ -83,12 +101,16 @@ RowsBuffer unfused(OnHostData& ops, const Layer& layer) {
     for (int64_t a = 0; a < s.chosen; ++a) {
       const ExpertWeights& w =
           layer.experts[static_cast<size_t>(layer.ids[static_cast<size_t>(t * s.chosen + a)])];
-      ops.linear(layer.x.read().slice(t, 1), w.gate, gate.view());
-      ops.linear(layer.x.read().slice(t, 1), w.up, up.view());
+      auto linear = [&](Rows<const float> x, float input_scale, const Matrix& matrix, Rows<float> product) {
+        if (!arithmetic.w4a4) return ops.linear(x, matrix, product);
+        ProductRow(x, arithmetic.act_scale, input_scale).linear(ops, matrix, product);
+      };
+      linear(layer.x.read().slice(t, 1), w.input_scale, w.gate, gate.view());
+      linear(layer.x.read().slice(t, 1), w.input_scale, w.up, up.view());
       if (w.gate_bias != nullptr) ops.add_bias(gate.view(), w.gate_bias);
       if (w.up_bias != nullptr) ops.add_bias(up.view(), w.up_bias);
       ops.activate(layer.activation, gate.view(), up.view(), gate.view());
-      ops.linear(gate.view(), w.down, down.view());
+      linear(gate.view(), w.down_input_scale, w.down, down.view());
       if (w.down_bias != nullptr) ops.add_bias(down.view(), w.down_bias);
       for (int64_t i = 0; i < s.model; ++i) {
         out.view().row(t)[i] += layer.weights.read().row(t)[a] * down.view().row(0)[i];
@@ -110,6 +132,43 @@ TEST_P(ExpertFfn, IsTheUnfusedOperations) {
       Layer layer(random, shape, up, down);
       EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer).view(), unfused(*ops_, layer).view()))
           << matrix_format_name(up) << ", tokens " << shape.tokens;
+    }
+  }
+}
+
+TEST_P(ExpertFfn, W4A4IsTheUnfusedOperations) {
+  Random random(29);
+  for (ActScale scale : {ActScale::kRow, ActScale::kStatic, ActScale::kUnit}) {
+    for (Shape shape : {Shape{16, 4, 64, 32, 1}, Shape{16, 4, 400, 208, 9}, Shape{3, 3, 144, 272, 131}}) {
+      Layer layer(random, shape, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
+      layer.add_biases(random);
+      // Every third expert has been calibrated.
+      for (size_t e = 0; e < layer.experts.size(); e += 3) {
+        layer.experts[e].input_scale = 0.0011f;
+        layer.experts[e].down_input_scale = 0.0007f;
+      }
+      const ExpertArithmetic w4a4{.w4a4 = true, .act_scale = scale};
+      RowsBuffer found = expert_ffn(*ops_, layer, 0, -1, w4a4);
+      EXPECT_TRUE(same_bits(found.view(), unfused(*ops_, layer, w4a4).view())) << "tokens " << shape.tokens;
+      EXPECT_FALSE(same_bits(found.view(), expert_ffn(*ops_, layer).view()));
+      for (int64_t t = 0; t < shape.tokens; t += 7) {
+        EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer, t, 1, w4a4).view(), found.view().slice(t, 1)));
+      }
+    }
+  }
+}
+
+TEST_P(ExpertFfn, W4A4OfRowsOfZerosAndOfWhatIsNoNumber) {
+  Random random(30);
+  for (ActScale scale : {ActScale::kRow, ActScale::kUnit}) {
+    Layer layer(random, {4, 2, 32, 48, 3}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
+    std::fill_n(layer.x.view().row(0), 32, 0.0f);
+    layer.x.view().row(1)[17] = kNaN;
+    RowsBuffer out = expert_ffn(*ops_, layer, 0, -1, {.w4a4 = true, .act_scale = scale});
+    for (int64_t i = 0; i < 32; ++i) {
+      EXPECT_EQ(out.view().row(0)[i], 0.0f);
+      EXPECT_TRUE(std::isnan(out.view().row(1)[i]));
+      EXPECT_TRUE(std::isfinite(out.view().row(2)[i]));
     }
   }
 }

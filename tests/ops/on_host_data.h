@@ -169,7 +169,8 @@ class OnHostData {
                       args.experts,
                       args.activation,
                       {call.out(s.gathered), call.out(s.gate), call.out(s.up), call.out(s.down)},
-                      call.out(args.out)});
+                      call.out(args.out),
+                      args.arithmetic});
   }
 
  private:

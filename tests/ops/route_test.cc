@@ -89,30 +89,11 @@ TEST_P(Route, SoftmaxOverTheChosen) {
   EXPECT_EQ(choice.ids, (std::vector<int32_t>{1, 0}));
   EXPECT_NEAR(choice.weights.view().row(0)[0], 3 * sigmoid(1), 1e-6);
   EXPECT_NEAR(choice.weights.view().row(0)[1], 3 * sigmoid(-1), 1e-6);
-  // A bias for choosing only, and one that belongs to the logits.
+  // A bias chooses and does not weigh.
   const float bias[4] = {0, 0, 4, 0};
   choice = route(logits, 2, spec, bias);
   EXPECT_EQ(choice.ids, (std::vector<int32_t>{2, 1}));
   EXPECT_NEAR(choice.weights.view().row(0)[0], 3 * sigmoid(-3), 1e-6);
-  spec.bias_on_logits = true;
-  choice = route(logits, 2, spec, bias);
-  EXPECT_EQ(choice.ids, (std::vector<int32_t>{2, 1}));
-  EXPECT_NEAR(choice.weights.view().row(0)[0], 3 * sigmoid(1), 1e-6);
-  EXPECT_NEAR(choice.weights.view().row(0)[1], 3 * sigmoid(-1), 1e-6);
-}
-
-TEST_P(Route, BiasOnLogitsIsALogit) {
-  Random random(42);
-  RowsBuffer logits = RowsBuffer::random(random, 1, 20), sum = logits;
-  std::vector<float> bias = random.floats(20);
-  for (int64_t e = 0; e < 20; ++e) sum.view().row(0)[e] += bias[static_cast<size_t>(e)];
-  for (RouterScore score : {RouterScore::kSigmoid, RouterScore::kSqrtSoftplus, RouterScore::kSoftmaxAll,
-                            RouterScore::kSoftmaxChosen}) {
-    RouterSpec spec{.score = score, .bias_on_logits = true};
-    Choice found = route(logits, 4, spec, bias.data()), wanted = route(sum, 4, spec);
-    EXPECT_EQ(found.ids, wanted.ids);
-    EXPECT_TRUE(same_bits(found.weights.read(), wanted.weights.read()));
-  }
 }
 
 TEST_P(Route, GroupsByTheirTwoBest) {

@@ -41,6 +41,40 @@ def test_environment_and_flags():
     assert story("--temp", "0", "--seed", "1", env={"NIBBLE_TEMP": "5"}) == greedy
 
 
+def test_arithmetic_of_experts():
+    greedy = ["--temp", "0", "--moe-arith", "w4a4"]
+    row = story(*greedy)
+    assert row != story("--temp", "0")
+    assert story(*greedy, "--act-scale", "row") == row
+    assert story("--temp", "0", env={"NIBBLE_MOE_ARITH": "w4a4"}) == row
+    # Every report names it where it is not the usual one.
+    args = ["run", "-m", DEMO, "-p", "Once", "-n", "2", "--moe-arith", "w4a4"]
+    assert json.loads(nibble(*args, "--json"))["moe_arith"] == "w4a4, scale row"
+    done = subprocess.run([NIBBLE, *args, "--act-scale", "static"], capture_output=True, timeout=300)
+    assert done.returncode == 0 and b"; experts in w4a4, scale static\n" in done.stderr
+    for flags, words in [(["--act-scale", "unit"], ["--act-scale unit", "wanted --moe-arith w4a4"]),
+                         (["--moe-arith", "w4a8"], ["w4a8", "w4a16,w4a4"]),
+                         (["--moe-arith", "w4a4", "--act-scale", "column"], ["column", "row,static,unit"])]:
+        done = subprocess.run([NIBBLE, "run", "-m", DEMO, "-p", "Once", *flags], capture_output=True, timeout=300)
+        assert done.returncode == 1 and done.stderr.count(b"\n") == 1
+        assert all(word in done.stderr.decode() for word in words), done.stderr
+
+
+def test_logits_in_both_arithmetics(tmp_path):
+    results = []
+    for arithmetic in [["w4a16"], ["w4a4"], ["w4a4", "--act-scale", "static"], ["w4a4", "--act-scale", "unit"]]:
+        nibble("logits", "-m", SMALL, "--ids", "5,17,42", "-o", tmp_path / "out.npy", "--moe-arith", *arithmetic)
+        results.append(np.load(tmp_path / "out.npy"))
+        assert np.isfinite(results[-1]).all()
+        assert not any(np.array_equal(results[-1], other) for other in results[:-1]), arithmetic
+    for model, words in [("laguna", ["'model.layers.1.mlp.experts.0.gate_proj' is BF16", "W4A4 wants"]),
+                         ("gpt_oss-mxfp4", ["is MXFP4", "W4A4 wants"])]:
+        done = subprocess.run([NIBBLE, "logits", "-m", BUILD / "golden" / model, "--ids", "5", "-o", tmp_path / "no.npy",
+                               "--moe-arith", "w4a4"], capture_output=True, timeout=300)
+        assert done.returncode == 1 and done.stderr.count(b"\n") == 1
+        assert all(word in done.stderr.decode() for word in words), done.stderr
+
+
 def test_stop_strings_and_limits():
     text = story("--temp", "0")
     word = text.split()[5]

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -207,6 +208,52 @@ TEST(Nvfp4, ErrorIsBounded) {
     const float scale = e4m3_to_float(scales[i / 16]) * tensor_scale;
     // The scale itself rounds by up to 1/16, so that 6 * scale may be short of amax by 6 / 16.
     EXPECT_LE(std::fabs(back[i] * tensor_scale - row[i]), scale * 1.0001f) << i;
+  }
+}
+
+TEST(Nvfp4, RoundedRowIsTheSlowFormulasCodes) {
+  std::mt19937 random(10);
+  std::normal_distribution<float> normal;
+  for (float magnitude : {1e-5f, 1.0f, 3000.0f}) {
+    std::vector<float> row(16 * 50), rounded(row.size(), -1);
+    for (float& value : row) value = magnitude * normal(random);
+    std::fill_n(row.begin() + 32, 16, 0.0f);
+    const float own = choose_row_scale(row.data(), std::ssize(row));
+    float amax = 0;
+    for (float value : row) amax = std::max(amax, std::fabs(value));
+    EXPECT_EQ(own, amax / 2688.0f);
+    for (float g : {own, 1.0f, 0.003f}) {
+      std::vector<uint8_t> codes, scales;
+      quantize_slowly(row, g, codes, scales);
+      round_row(row.data(), std::ssize(row), g, rounded.data());
+      for (size_t i = 0; i < row.size(); ++i) {
+        const int code = i % 2 == 0 ? codes[i / 2] & 15 : codes[i / 2] >> 4;
+        ASSERT_EQ(rounded[i], e2m1_value(code) * e4m3_value(scales[i / 16])) << i;
+      }
+      std::vector<float> in_place = row;
+      round_row(in_place.data(), std::ssize(row), g, in_place.data());
+      EXPECT_EQ(in_place, rounded);
+    }
+  }
+}
+
+TEST(Nvfp4, RowsOfZerosAndOfWhatIsNoNumber) {
+  std::vector<float> row(32, 0.0f), rounded(32, -1);
+  EXPECT_EQ(choose_row_scale(row.data(), 32), 0.0f);
+  round_row(row.data(), 32, 0, rounded.data());
+  EXPECT_EQ(rounded, row);
+  row[3] = 1e-42f;  // its scale is 0 in float32
+  round_row(row.data(), 32, choose_row_scale(row.data(), 32), rounded.data());
+  EXPECT_EQ(rounded, std::vector<float>(32, 0.0f));
+  for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    row[20] = bad;
+    EXPECT_TRUE(std::isnan(choose_row_scale(row.data(), 32)));
+    for (float g : {choose_row_scale(row.data(), 32), 1.0f}) {
+      round_row(row.data(), 32, g, rounded.data());
+      EXPECT_TRUE(std::isnan(rounded[20]) && std::isnan(rounded[31]));
+    }
+    round_row(row.data(), 32, 1, rounded.data());
+    EXPECT_EQ(rounded[0], 0.0f);  // a block of its own
   }
 }
 

@@ -38,14 +38,14 @@ GqaSpec read_gqa(Config& config, const ModelSpec& spec) {
 
 void check_heads(Config& config, const GqaSpec& gqa, size_t layer) {
   if (gqa.heads % gqa.kv_heads == 0) return;
-  config.fail(fmt::format("layer {}: {} query heads are no multiple of {} key/value heads", layer, gqa.heads,
-                          gqa.kv_heads));
+  config.fail(fmt::format("layer {}: {} query heads are no multiple of {} key/value heads (key {})", layer,
+                          gqa.heads, gqa.kv_heads, config.describe("num_key_value_heads")));
 }
 
 void check_latent(Config& config, const MlaSpec& mla) {
   if (mla.latent_dim() <= limits::kHeadDim) return;
-  config.fail(fmt::format("kv_lora_rank {} and qk_rope_head_dim {} are more than {} together", mla.kv_rank,
-                          mla.rope_dim, limits::kHeadDim));
+  config.fail(fmt::format("key {}: with a qk_rope_head_dim of {} more than {} together",
+                          config.describe("kv_lora_rank"), mla.rope_dim, limits::kHeadDim));
 }
 
 RouterSpec read_sigmoid_router(Config& config, int64_t experts) {
@@ -66,6 +66,13 @@ RouterSpec read_sigmoid_router(Config& config, int64_t experts) {
   return router;
 }
 
+void check_chosen(Config& config, const MoeSpec& moe) {
+  const int64_t candidates = moe.experts / moe.router.n_group * moe.router.topk_group;
+  if (moe.chosen <= candidates) return;
+  config.fail(fmt::format("key {}: only {} experts are in the {} groups of 'topk_group'",
+                          config.describe("num_experts_per_tok"), candidates, moe.router.topk_group));
+}
+
 MoeSpec read_deepseek_moe(Config& config) {
   MoeSpec moe;
   moe.experts = config.integer("n_routed_experts", 1, limits::kExperts);
@@ -73,6 +80,7 @@ MoeSpec read_deepseek_moe(Config& config) {
   moe.width = config.integer("moe_intermediate_size", 1, limits::kWidth);
   moe.shared_width = moe.width * config.integer("n_shared_experts", 0, 64, 1);
   moe.router = read_sigmoid_router(config, moe.experts);
+  check_chosen(config, moe);
   moe.router_bias_required = true;
   return moe;
 }

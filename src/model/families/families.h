@@ -17,6 +17,8 @@ void check_heads(Config& config, const GqaSpec& gqa, size_t layer);
 void check_latent(Config& config, const MlaSpec& mla);
 // The sigmoid router of DeepSeek-V3 and what follows it: selection bias, groups, renormalization, scale.
 RouterSpec read_sigmoid_router(Config& config, int64_t experts);
+// More experts a token than its groups hold are an error of the config.
+void check_chosen(Config& config, const MoeSpec& moe);
 // Routed experts behind that router, and shared ones beside them.
 MoeSpec read_deepseek_moe(Config& config);
 // The feed-forward of all layers: dense in the first first_k_dense_replace, then those experts.

@@ -17,7 +17,10 @@ ModelSpec minimax_m2_spec(Config config) {
   config.only("use_routing_bias", {true});
   config.only("use_mtp", {false, true});  // layers for prediction ahead are passed over
   config.only("shared_intermediate_size", {0});
-  config.ignore({"num_mtp_modules", "mtp_transformer_layers", "attn_type_list", "mlp_intermediate_size"});
+  config.only("norm_topk_prob", {true});
+  config.ignore({"num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size"});
+  if (config.has("attn_type_list"))  // 1: softmax attention
+    config.integers("attn_type_list", std::ssize(spec.layers), 1, 1);
   ignore_next_token_layers(config, spec);
   GqaSpec gqa = read_gqa(config, spec);
   gqa.qk_norm = QkNorm::kFull;
@@ -31,7 +34,7 @@ ModelSpec minimax_m2_spec(Config config) {
   moe.chosen = config.integer("num_experts_per_tok", 1, moe.experts);
   moe.width = config.integer("intermediate_size", 1, limits::kWidth);
   moe.router = read_sigmoid_router(config, moe.experts);
-  moe.router.renormalize = true;
+  check_chosen(config, moe);
   moe.router_bias_required = true;
   for (LayerSpec& layer : spec.layers) {
     layer.mixer = gqa;

@@ -3,39 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/expert_groups.h"
+
 namespace nibble::cpu {
 namespace {
-
-// Rows (t, a) in the stable order of (expert, token).
-struct Groups {
-  std::vector<int64_t> begin;   // [E + 1] first grouped row of each expert
-  std::vector<int32_t> token;   // [R] of each grouped row
-  std::vector<int64_t> row_of;  // [T * A] grouped row of (t, a)
-};
-
-Groups group(Rows<const int32_t> ids, int64_t experts) {
-  Groups groups;
-  const int64_t chosen = ids.cols, rows = ids.rows * chosen;
-  groups.begin.assign(static_cast<size_t>(experts) + 1, 0);
-  for (int64_t t = 0; t < ids.rows; ++t) {
-    for (int64_t a = 0; a < chosen; ++a) {
-      NIBBLE_CHECK(ids.row(t)[a] >= 0 && ids.row(t)[a] < experts);
-      ++groups.begin[static_cast<size_t>(ids.row(t)[a]) + 1];
-    }
-  }
-  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) groups.begin[e + 1] += groups.begin[e];
-  std::vector<int64_t> next = groups.begin;
-  groups.token.resize(static_cast<size_t>(rows));
-  groups.row_of.resize(static_cast<size_t>(rows));
-  for (int64_t t = 0; t < ids.rows; ++t) {
-    for (int64_t a = 0; a < chosen; ++a) {
-      int64_t row = next[static_cast<size_t>(ids.row(t)[a])]++;
-      groups.token[static_cast<size_t>(row)] = static_cast<int32_t>(t);
-      groups.row_of[static_cast<size_t>(t * chosen + a)] = row;
-    }
-  }
-  return groups;
-}
 
 // Some weight rows of one expert and all its grouped rows.
 struct ExpertTask {
@@ -44,14 +15,14 @@ struct ExpertTask {
 };
 
 // Cuts the n weight rows of every expert that has rows; `row_bytes` of weights are read for one.
-std::vector<ExpertTask> cut(const Groups& groups, int64_t n, int64_t row_bytes, int threads) {
+std::vector<ExpertTask> cut(const ExpertGroups& groups, int64_t n, int64_t row_bytes, int threads) {
   const int64_t experts = static_cast<int64_t>(groups.begin.size()) - 1;
   int64_t used = 0;
-  for (size_t e = 0; e + 1 < groups.begin.size(); ++e) used += groups.begin[e] < groups.begin[e + 1] ? 1 : 0;
+  for (int64_t e = 0; e < experts; ++e) used += groups.rows_of(e) > 0 ? 1 : 0;
   std::vector<ExpertTask> tasks;
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t begin = groups.begin[static_cast<size_t>(e)];
-    const int64_t rows = groups.begin[static_cast<size_t>(e) + 1] - begin;
+    const int64_t rows = groups.rows_of(e);
     if (rows == 0) continue;
     const int64_t each = weight_rows_per_task(n, used * n, row_bytes, rows, threads);
     for (int64_t first = 0; first < n; first += each) {
@@ -64,6 +35,7 @@ std::vector<ExpertTask> cut(const Groups& groups, int64_t n, int64_t row_bytes, 
 }  // namespace
 
 bool can_fuse(const ExpertFfnArgs& args) {
+  if (args.arithmetic.w4a4) return false;
   auto packing = [](const Matrix& m) { return kernel_weights(m).packing; };
   const Packing up = packing(args.experts.experts()[0].up), down = packing(args.experts.experts()[0].down);
   return std::ranges::all_of(args.experts.experts(), [&](const ExpertWeights& w) {
@@ -77,7 +49,7 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
   const int64_t chosen = args.ids.cols;
   const int64_t width = args.scratch.gate.cols, model = args.x.cols, routed = args.ids.rows * chosen;
   if (routed == 0) return;
-  const Groups groups = group(args.ids, args.experts.count());
+  const ExpertGroups groups = group_by_expert(args.ids, args.experts.count());
   const Matrix& gate = experts[0].gate;
   const Matrix& down = experts[0].down;
   const Packing down_packing = kernel_weights(down).packing;

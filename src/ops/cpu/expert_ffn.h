@@ -22,7 +22,8 @@ struct ExpertFfnScratch {
   Scratch activated;  // [R, I], packed
 };
 
-// Whether one packing serves all gate and up matrices, and one all down matrices, whatever their formats.
+// Whether rows go in as they are, and one packing serves all gate and up matrices, and one all down matrices,
+// whatever their formats.
 bool can_fuse(const ExpertFfnArgs& args);
 
 // REQUIRES can_fuse(args).

@@ -11,12 +11,10 @@ namespace {
 struct Scores {
   const RouterSpec& spec;
   const float* logits;
-  const float* bias;
   float top = 0, sum = 1;
 
   __device__ float logit(int64_t e) const {
     float x = logits[e];
-    if (bias != nullptr && spec.bias_on_logits) x += bias[e];
     if (spec.logit_softcap > 0) {
       const double softened = tanh(static_cast<double>(x / spec.logit_softcap));
       x = spec.logit_softcap * static_cast<float>(softened);
@@ -68,7 +66,7 @@ __global__ void __launch_bounds__(kWarp)
   extern __shared__ uint32_t s_keys[];  // [E], then [n_group]
   const int64_t t = blockIdx.x, experts = logits.cols, chosen = ids.cols;
   const unsigned lane = threadIdx.x;
-  Scores scores{spec, logits.data + t * logits.stride, bias};
+  Scores scores{spec, logits.data + t * logits.stride};
   if (spec.score == RouterScore::kSoftmaxAll) {
     scores.top = -INFINITY;
     for (int64_t e = lane; e < experts; e += kWarp) scores.top = fmaxf(scores.top, scores.logit(e));
@@ -77,8 +75,7 @@ __global__ void __launch_bounds__(kWarp)
     for (int64_t e = lane; e < experts; e += kWarp) sum += exp_exactly(scores.logit(e) - scores.top);
     scores.sum = warp_sum(sum);
   }
-  const bool bias_chooses = bias != nullptr && !spec.bias_on_logits;
-  auto key_of = [&](int64_t e) { return scores.score(e) + (bias_chooses ? bias[e] : 0.0f); };
+  auto key_of = [&](int64_t e) { return scores.score(e) + (bias != nullptr ? bias[e] : 0.0f); };
   for (int64_t e = lane; e < experts; e += kWarp) s_keys[e] = ordered(key_of(e));
 
   if (spec.topk_group < spec.n_group) {
