@@ -112,7 +112,10 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
 }  // namespace
 
 BackendOptions backend_options(const ModelOptions& o) {
-  return {.threads = o.threads, .cpu_isa = o.cpu_isa, .moe_path = o.moe_path, .cuda_graphs = o.cuda_graphs};
+  BackendOptions options{
+      .threads = o.threads, .cpu_isa = o.cpu_isa, .moe_path = o.moe_path, .cuda_graphs = o.cuda_graphs};
+  if (options.moe_path.empty() && o.moe_arith == "w4a4") options.moe_path = "plain";
+  return options;
 }
 
 namespace {

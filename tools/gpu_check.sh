@@ -25,7 +25,7 @@ failed=0
 check() {  # check NAME COMMAND...: runs it, keeps its output, says how it went
   local name=$1 begin=$SECONDS code
   shift
-  "$@" >"$logs/$name.log" 2>&1
+  timeout 300 "$@" >"$logs/$name.log" 2>&1
   code=$?
   if [ $code -eq 0 ]; then
     printf 'passed  %-24s %4d s\n' "$name" $((SECONDS - begin))
@@ -57,8 +57,13 @@ grep '^nibble:' "$logs/run_cuda.log"
 
 if [ "$mode" != quick ]; then
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
+  # Some virtual machines have the tool and a device that it does not support.
   if [ -z "$sanitizer" ]; then
     echo "missing compute-sanitizer: its checks did not run"
+  elif ! "$sanitizer" --error-exitcode 9 "$directory/nibble" doctor --device cuda >"$logs/sanitizer.log" 2>&1; then
+    echo "failed  compute-sanitizer on nibble doctor, so its checks did not run; the end of sanitizer.log:"
+    tail -5 "$logs/sanitizer.log"
+    grep -q 'not supported' "$logs/sanitizer.log" || failed=1
   else
     some='*cuda*:-*AllNibbles*:*AllHalf*:*AllFp8*:*ARowAlone*:*AgreesWithTheFormula*:*ManyRows*:*EveryFormat*:*MixedFormats*'
     check memcheck "$sanitizer" --tool memcheck --error-exitcode 9 "$tests/ops_test" "--gtest_filter=$some" --gtest_brief=1

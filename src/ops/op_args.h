@@ -63,4 +63,11 @@ struct RouteArgs {
   Rows<float> weights;  // [T, A]
 };
 
+// The second-level scale g of a row in NVFP4 (spec formats.md 4).
+enum class ActScale {
+  kRow,     // amax of the row / (6 * 448)
+  kStatic,  // the expert's input scale; kRow for an expert that has none
+  kUnit,    // 1
+};
+
 }  // namespace nibble

@@ -40,13 +40,6 @@ struct ExpertWeights {
   float input_scale = 0, down_input_scale = 0;
 };
 
-// The second-level scale g of a row in NVFP4 (spec formats.md 4).
-enum class ActScale {
-  kRow,     // amax of the row / (6 * 448)
-  kStatic,  // the expert's input scale; kRow for an expert that has none
-  kUnit,    // 1
-};
-
 // The arithmetic of routed experts (spec moe.md 2). W4A16: rows as they are. W4A4: rows in NVFP4 into both
 // products, exact products, float32 sums; g and the tensor scale are multiplied on the sums.
 struct ExpertArithmetic {

@@ -272,7 +272,7 @@ std::vector<Case> cases() {
   for (Case c : std::vector<Case>(all)) {
     const std::string model = c.model;
     if (!model.ends_with("-nvfp4") && model != "laguna-ct") continue;
-    if (std::string(c.backend) == "cuda") continue;  // refuses it
+    if (c.tensor_cores()) continue;  // refuse it
     c.arithmetic.w4a4 = true;
     all.push_back(c);
   }

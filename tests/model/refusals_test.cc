@@ -12,6 +12,7 @@
 #include <set>
 
 #include "model/spec.h"
+#include "places.h"
 
 namespace nibble {
 namespace {
@@ -23,7 +24,7 @@ std::string read(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::filesystem::path source() { return NIBBLE_SOURCE_DIR; }
+std::filesystem::path source() { return source_directory(); }
 
 // A config of the family that loads; the corpus of the fuzzer starts from the same ones.
 Json good_config(const std::string& family) {

@@ -71,7 +71,7 @@ class CudaOps final : public Ops {
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
   std::string description() const override { return "cuda (" + device_.describe() + ")"; }
-  bool does_w4a4() const override { return false; }
+  bool does_w4a4() const override { return options_.moe_path == "plain"; }
 
   Result<Matrix> place(const Matrix& host_matrix) override {
     Matrix placed = host_matrix;
@@ -113,15 +113,17 @@ class CudaOps final : public Ops {
     for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});
     NIBBLE_RETURN_IF_ERROR(place_all(matrices));
     auto placed = std::make_unique<CudaExperts>(std::move(experts));
-    auto table = [&](Matrix ExpertWeights::*matrix, const float* ExpertWeights::*bias) {
+    auto table = [&](Matrix ExpertWeights::*matrix, const float* ExpertWeights::*bias,
+                     float ExpertWeights::*input_scale) {
       std::vector<DeviceMatrix> of_expert;
       for (const ExpertWeights& e : placed->experts())
-        of_expert.push_back(cuda::device_matrix(e.*matrix, e.*bias));
+        of_expert.push_back(cuda::device_matrix(e.*matrix, e.*bias, e.*input_scale));
       return make_table(of_expert);
     };
-    NIBBLE_ASSIGN_OR_RETURN(placed->gate, table(&ExpertWeights::gate, &ExpertWeights::gate_bias));
-    NIBBLE_ASSIGN_OR_RETURN(placed->up, table(&ExpertWeights::up, &ExpertWeights::up_bias));
-    NIBBLE_ASSIGN_OR_RETURN(placed->down, table(&ExpertWeights::down, &ExpertWeights::down_bias));
+    using W = ExpertWeights;
+    NIBBLE_ASSIGN_OR_RETURN(placed->gate, table(&W::gate, &W::gate_bias, &W::input_scale));
+    NIBBLE_ASSIGN_OR_RETURN(placed->up, table(&W::up, &W::up_bias, &W::input_scale));
+    NIBBLE_ASSIGN_OR_RETURN(placed->down, table(&W::down, &W::down_bias, &W::down_input_scale));
     const int64_t bytes = (placed->count() + 1) * static_cast<int64_t>(sizeof(int32_t));
     NIBBLE_ASSIGN_OR_RETURN(placed->begin, Buffer::allocate(memory_, bytes, "expert groups"));
     NIBBLE_ASSIGN_OR_RETURN(placed->active, Buffer::allocate(memory_, bytes, "expert groups"));
@@ -215,35 +217,45 @@ class CudaOps final : public Ops {
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
     if (experts.tensor) return packed_expert_ffn(args, experts);
-    // The rows of x are read where they are; what would hold them holds their order, two numbers a row.
-    NIBBLE_CHECK(s.gathered.cols >= 2);
-    auto* order = reinterpret_cast<int32_t*>(s.gathered.data);
+    auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
                                   .token = order,
-                                  .row_of = order + 1,
-                                  .stride = s.gathered.stride};
+                                  .expert = order + routed,
+                                  .row_of = order + 2 * routed};
+    auto* row_scale = reinterpret_cast<float*>(order + 3 * routed);  // of W4A4
     cuda::group_by_expert(stream(), args.ids, count, grouping);
     const int64_t groups = std::min(count, routed);
-    auto product = [&](const MatrixTable& table, Rows<const float> x, bool gathers, Rows<float> out) {
+    const bool w4a4 = args.arithmetic.w4a4;
+    // x_row as in GroupedLinear.
+    auto product = [&](const MatrixTable& table, Rows<const float> x, const int32_t* x_row, Rows<float> out) {
       for (MatrixFormat format : table.formats) {
         cuda::grouped_linear(stream(), format,
                              {.table = table.device.as<DeviceMatrix>(),
                               .active = grouping.active,
                               .begin = grouping.begin,
-                              .x_row = gathers ? grouping.token : nullptr,
-                              .x_row_stride = grouping.stride,
+                              .x_row = x_row,
+                              .x_scale = w4a4 ? row_scale : nullptr,
                               .x = x,
                               .out = out},
                              groups, out.cols, x.cols, ceil_div(routed, groups));
       }
     };
+    auto round = [&](const MatrixTable& table, Rows<const float> x, const int32_t* x_row, Rows<float> out) {
+      cuda::round_rows(stream(), args.arithmetic.act_scale, table.device.as<DeviceMatrix>(), grouping.expert,
+                       x, x_row, out, row_scale);
+    };
     const Rows<float> gate = s.gate.slice(0, routed), up = s.up.slice(0, routed),
-                      down = s.down.slice(0, routed);
-    product(experts.gate, args.x, true, gate);
-    product(experts.up, args.x, true, up);
+                      down = s.down.slice(0, routed), gathered = s.gathered.slice(0, routed);
+    // Rows of x are read where they are, but for those that are rounded for an expert.
+    if (w4a4) round(experts.gate, args.x, grouping.token, gathered);
+    const Rows<const float> x = w4a4 ? gathered : args.x;
+    const int32_t* x_row = w4a4 ? nullptr : grouping.token;
+    product(experts.gate, x, x_row, gate);
+    product(experts.up, x, x_row, up);
     cuda::activate(stream(), args.activation, gate, up, gate);
-    product(experts.down, gate, false, down);
+    if (w4a4) round(experts.down, gate, nullptr, gate);
+    product(experts.down, gate, nullptr, down);
     cuda::combine(stream(), args.weights, down, grouping, args.out);
   }
 

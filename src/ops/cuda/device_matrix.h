@@ -15,10 +15,11 @@ struct DeviceMatrix {
   int64_t code_row_bytes = 0, scale_row_bytes = 0;
   int32_t scale_rows = 1;
   float tensor_scale = 1;
+  float input_scale = 0;  // of an expert: what calibration says of the rows that come in; 0: nothing
   MatrixFormat format = MatrixFormat::kF32;
 };
 
-inline DeviceMatrix device_matrix(const Matrix& m, const float* bias = nullptr) {
+inline DeviceMatrix device_matrix(const Matrix& m, const float* bias = nullptr, float input_scale = 0) {
   const MatrixFormatInfo& info = matrix_format_info(m.format);
   return {.codes = static_cast<const uint8_t*>(m.codes),
           .scales = static_cast<const uint8_t*>(m.scales),
@@ -29,6 +30,7 @@ inline DeviceMatrix device_matrix(const Matrix& m, const float* bias = nullptr) 
           .scale_row_bytes = info.scale_row_bytes(m.k),
           .scale_rows = static_cast<int32_t>(info.scale_rows),
           .tensor_scale = m.tensor_scale,
+          .input_scale = input_scale,
           .format = m.format};
 }
 

@@ -1,6 +1,7 @@
 // The routed experts of a layer around their products (linear.cu): the order of the rows before, the weighted
 // sum after.
 #include "ops/cuda/common.cuh"
+#include "ops/cuda/decode.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.cuh"
@@ -79,8 +80,9 @@ __global__ void __launch_bounds__(kThreads)
     if (g.begin[e + 1] == first) continue;
     for_rows_of(ids, e, [&](int64_t i, int before) {
       const int32_t row = first + before;
-      g.token[row * g.stride] = static_cast<int32_t>(i / ids.cols);
-      g.row_of[i * g.stride] = row;
+      g.token[row] = static_cast<int32_t>(i / ids.cols);
+      g.expert[row] = static_cast<int32_t>(e);
+      g.row_of[i] = row;
     });
   }
 }
@@ -91,13 +93,78 @@ __global__ void combine_kernel(Rows<const float> weights, Rows<const float> down
   if (d >= out.cols) return;
   float sum = 0;
   for (int64_t a = 0; a < weights.cols; ++a) {
-    const int64_t row = g.row_of[(t * weights.cols + a) * g.stride];
+    const int64_t row = g.row_of[t * weights.cols + a];
     sum += weights.data[t * weights.stride + a] * down.data[row * down.stride + d];
   }
   out.data[t * out.stride + d] = sum;
 }
 
+// The codes of quant/float_codes.h from float32: nearest, ties to the even code, saturating. Not for NaN.
+__device__ uint32_t to_e4m3(float value) {  // of values >= 0
+  if (value >= 464.0f) return 0x7E;         // beyond the last tie
+  if (value < 0x1p-6f) return static_cast<uint32_t>(rintf(value * 0x1p9f));
+  uint32_t bits = __float_as_uint(value);
+  bits += 0x7FFFFu + (bits >> 20 & 1u);
+  const uint32_t code = (bits >> 20) - (120u << 3);
+  return code > 0x7E ? 0x7E : code;
+}
+__device__ uint32_t to_e2m1(float value) {
+  const uint32_t bits = __float_as_uint(value);
+  const float a = fabsf(value);
+  const int code =
+      !(a <= 0.25f) + !(a < 0.75f) + !(a <= 1.25f) + !(a < 1.75f) + !(a <= 2.5f) + !(a < 3.5f) + !(a <= 5.0f);
+  return static_cast<uint32_t>(code) | (bits >> 28 & 8u);
+}
+
+constexpr int kRoundThreads = 128, kGroup = 16;  // columns that share a block scale
+
+// nvfp4::choose_row_scale and nvfp4::round_row, a block a row and a thread a block of columns.
+__global__ void __launch_bounds__(kRoundThreads)
+    round_kernel(ActScale scale, const DeviceMatrix* experts, const int32_t* expert, Rows<const float> x,
+                 const int32_t* x_row, Rows<float> out, float* out_scale) {
+  __shared__ float s_warps[kWarp];
+  const int64_t row = blockIdx.x;
+  const float* in = x.data + (x_row != nullptr ? x_row[row] : row) * x.stride;
+  const float nan = __int_as_float(0x7FC00000);
+  float g = scale == ActScale::kStatic ? experts[expert[row]].input_scale : 1.0f;
+  if (scale == ActScale::kRow || !(g > 0)) {
+    float amax = 0;
+    bool finite = true;
+    for (int64_t i = threadIdx.x; i < x.cols; i += kRoundThreads) {
+      finite = finite && isfinite(in[i]);
+      amax = fmaxf(amax, fabsf(in[i]));
+    }
+    amax = block_max(amax, s_warps);
+    g = __syncthreads_or(finite ? 0 : 1) != 0 ? nan : amax / (6.0f * 448.0f);
+  }
+  if (threadIdx.x == 0) out_scale[row] = g;
+  for (int64_t first = int64_t{threadIdx.x} * kGroup; first < x.cols; first += kRoundThreads * kGroup) {
+    float values[kGroup], amax = 0;
+    bool finite = !isnan(g);
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      values[i] = in[first + i];
+      finite = finite && isfinite(values[i]);
+      amax = fmaxf(amax, fabsf(values[i]));
+    }
+    // The order of the divisions is that of nvfp4::quantize_row.
+    const float block = g > 0 && finite ? e4m3_value(to_e4m3(amax / 6.0f / g)) : 0.0f, step = block * g;
+    float* to = out.data + row * out.stride + first;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i)
+      to[i] = !finite ? nan : e2m1_value(step > 0 ? to_e2m1(values[i] / step) : 0) * block;
+  }
+}
+
 }  // namespace
+
+void round_rows(cudaStream_t stream, ActScale scale, const DeviceMatrix* experts, const int32_t* expert,
+                Rows<const float> x, const int32_t* x_row, Rows<float> out, float* out_scale) {
+  if (out.rows == 0) return;
+  round_kernel<<<static_cast<unsigned>(out.rows), kRoundThreads, 0, stream>>>(scale, experts, expert, x,
+                                                                              x_row, out, out_scale);
+  check_launch("expert_ffn, rows in NVFP4", out.rows, out.cols);
+}
 
 void group_by_expert(cudaStream_t stream, Rows<const int32_t> ids, int64_t experts,
                      const Grouping& grouping) {

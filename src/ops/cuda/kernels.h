@@ -48,9 +48,8 @@ struct GroupedLinear {
   const int32_t* active = nullptr;      // [groups] which matrix a group takes; below 0: none; null: its own
   // The rows of out that are a matrix's: begin[i] to begin[i + 1]; null: all rows.
   const int32_t* begin = nullptr;
-  // The row of x of each row of out, at this distance; null: the same.
-  const int32_t* x_row = nullptr;
-  int64_t x_row_stride = 1;
+  const int32_t* x_row = nullptr;  // the row of x of each row of out; null: the same
+  const float* x_scale = nullptr;  // of each row of out, multiplied on its sums; null: none
   Rows<const float> x;
   Rows<float> out;
   int64_t x_step = 0, out_step = 0;  // elements from a group's columns to the next group's
@@ -91,11 +90,15 @@ void route(cudaStream_t stream, const RouteArgs& args);
 struct Grouping {
   int32_t* begin = nullptr;   // [E + 1] first row of each expert
   int32_t* active = nullptr;  // [min(E, R)] the experts that have rows, then -1
-  int32_t* token = nullptr;   // [R] of each row, `stride` apart
-  int32_t* row_of = nullptr;  // [R] of each (token, rank), `stride` apart
-  int64_t stride = 1;
+  int32_t* token = nullptr;   // [R] of each row
+  int32_t* expert = nullptr;  // [R] of each row
+  int32_t* row_of = nullptr;  // [R] of each (token, rank)
 };
 void group_by_expert(cudaStream_t stream, Rows<const int32_t> ids, int64_t experts, const Grouping& grouping);
+// Rows on their way into a product of W4A4: in NVFP4 without their second-level scale, and that scale. Row i
+// of out comes from row x_row[i] of x (null: i); experts [E] have the input scales. out may be x.
+void round_rows(cudaStream_t stream, ActScale scale, const DeviceMatrix* experts, const int32_t* expert,
+                Rows<const float> x, const int32_t* x_row, Rows<float> out, float* out_scale);
 // out[t] = sum over a of weights[t, a] * down[row_of(t, a)], in the order of a.
 void combine(cudaStream_t stream, Rows<const float> weights, Rows<const float> down, const Grouping& grouping,
              Rows<float> out);

@@ -54,8 +54,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) grouped_linear_kernel(GroupedLi
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64_t row = row0 + r < last ? row0 + r : last - 1;
-      x[r] = p.x.data + (p.x_row != nullptr ? p.x_row[row * p.x_row_stride] : row) * p.x.stride +
-             group * p.x_step;
+      x[r] = p.x.data + (p.x_row != nullptr ? p.x_row[row] : row) * p.x.stride + group * p.x_step;
     }
     float sums[kRows][kCols] = {};
     for (int64_t column = lane * kRun; column < w.k; column += kWarp * kRun) {
@@ -83,6 +82,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) grouped_linear_kernel(GroupedLi
       for (int c = 0; c < kCols; ++c) {
         float value = warp_sum(sums[r][c]) * w.tensor_scale;
         if (lane != 0 || row0 + r >= last || n0 + c >= w.n) continue;
+        if (p.x_scale != nullptr) value *= p.x_scale[row0 + r];
         if (w.bias != nullptr) value += w.bias[n0 + c];
         p.out.data[(row0 + r) * p.out.stride + group * p.out_step + n0 + c] = value;
       }

@@ -11,7 +11,6 @@ namespace {
 struct Scores {
   const RouterSpec& spec;
   const float* logits;
-  const float* bias;
   float top = 0, sum = 1;
 
   __device__ float logit(int64_t e) const {
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(kWarp)
   extern __shared__ uint32_t s_keys[];  // [E], then [n_group]
   const int64_t t = blockIdx.x, experts = logits.cols, chosen = ids.cols;
   const unsigned lane = threadIdx.x;
-  Scores scores{spec, logits.data + t * logits.stride, bias};
+  Scores scores{spec, logits.data + t * logits.stride};
   if (spec.score == RouterScore::kSoftmaxAll) {
     scores.top = -INFINITY;
     for (int64_t e = lane; e < experts; e += kWarp) scores.top = fmaxf(scores.top, scores.logit(e));
