@@ -60,7 +60,9 @@ void name_environment(CLI::App& command) {
 }
 
 void add_model(CLI::App& command, std::string& model) {
-  command.add_option("-m,--model", model, "Model directory: config.json, tokenizer.json, *.safetensors")
+  command
+      .add_option("-m,--model", model,
+                  "Model: a directory with config.json, tokenizer.json, *.safetensors, or a .gguf file")
       ->required();
 }
 
@@ -134,7 +136,7 @@ void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, T
                 DetokenizeOptions& detokenize, std::string& logits_ids, std::string& detokenize_ids) {
   CLI::App& i = *app.add_subcommand(
       "inspect", "Show a model's architecture, tensors and bytes, and what would not load");
-  i.add_option("model,-m,--model", inspect.model, "Model directory")->required();
+  i.add_option("model,-m,--model", inspect.model, "Model directory or .gguf file")->required();
   i.add_flag("--tensors", inspect.tensors, "List every tensor");
   i.add_flag("--json", inspect.json, "As JSON");
 

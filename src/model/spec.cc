@@ -43,6 +43,8 @@ Status refuse_what_sounds_like_arithmetic(const std::string& file, const ModelSp
   return {};
 }
 
+}  // namespace
+
 Result<ModelSpec> spec_of(Config config) {
   std::string model_type = config.text("model_type");
   NIBBLE_RETURN_IF_ERROR(config.status());
@@ -60,8 +62,6 @@ Result<ModelSpec> spec_of(Config config) {
   return user_error("{}: key 'model_type' = '{}' is not implemented; implemented: {}", config.name(),
                     model_type, known);
 }
-
-}  // namespace
 
 Result<ModelSpec> load_spec(const FileSystem& files, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(Config config, Config::load(files, directory));

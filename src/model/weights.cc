@@ -14,8 +14,8 @@ namespace {
 // One model's loading: knows where things go, so that the functions below read like the list of tensors.
 class Loader {
  public:
-  Loader(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops, ModelWeights& weights)
-      : spec_(spec), checkpoint_(checkpoint), ops_(ops), weights_(weights) {}
+  Loader(const ModelSpec& spec, WeightSource& source, Ops& ops, ModelWeights& weights)
+      : spec_(spec), source_(source), ops_(ops), weights_(weights) {}
 
   Status load(const LoadProgress& progress) {
     const TensorNames& names = spec_.names;
@@ -23,12 +23,13 @@ class Loader {
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
     if (spec_.tied_head) {
       weights_.head = weights_.embedding;
-      checkpoint_.ignore(names.head + ".weight");  // some files hold the tied head again
+      source_.ignore(names.head + ".weight");  // some files hold the tied head again
     } else {
       NIBBLE_RETURN_IF_ERROR(matrix(names.head, spec_.vocab, spec_.width, weights_.head));
     }
     for (const RopeSpec& rope : spec_.ropes) {
       std::vector<float> inv_freq = rope_frequencies(rope).inv_freq;
+      NIBBLE_RETURN_IF_ERROR(divide_frequencies(inv_freq));
       const float* placed = nullptr;
       NIBBLE_RETURN_IF_ERROR(place(inv_freq, "rope frequencies", placed));
       weights_.rope_inv_freq.emplace_back(placed, inv_freq.size());
@@ -41,7 +42,7 @@ class Loader {
     for (size_t i = 0; i < spec_.layers.size(); ++i) {
       prefix_ = names.layers + std::to_string(i) + ".";
       NIBBLE_RETURN_IF_ERROR(layer(spec_.layers[i], weights_.layers[i]));
-      if (progress) progress(loaded_bytes_, checkpoint_.total_bytes());
+      if (progress) progress(loaded_bytes_, source_.total_bytes());
     }
     prefix_.clear();
     return refuse_unknown();
@@ -49,7 +50,7 @@ class Loader {
 
  private:
   Status matrix(const std::string& name, int64_t n, int64_t k, Matrix& out) {
-    NIBBLE_ASSIGN_OR_RETURN(Matrix host, checkpoint_.matrix(prefix_ + name, n, k));
+    NIBBLE_ASSIGN_OR_RETURN(Matrix host, source_.matrix(prefix_ + name, n, k));
     return place(host, out);
   }
 
@@ -60,7 +61,7 @@ class Loader {
   }
 
   Status vector(const std::string& name, const std::vector<int64_t>& shape, const float*& out) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_.floats(prefix_ + name, shape));
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, source_.floats(prefix_ + name, shape));
     return place(values, name, out);
   }
 
@@ -73,9 +74,25 @@ class Loader {
     return {};
   }
 
+  // Where a file has the scaling of its frequencies as numbers.
+  Status divide_frequencies(std::vector<float>& inv_freq) {
+    const std::string& name = spec_.names.rope_divisors;
+    if (name.empty() || !source_.has(name)) return {};
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> divisors,
+                            source_.floats(name, std::array{std::ssize(inv_freq)}));
+    for (size_t i = 0; i < inv_freq.size(); ++i) {
+      if (divisors[i] <= 0) {
+        return user_error("{}: tensor '{}': wanted values above 0, found {} at {}", source_.file_of(name),
+                          name, divisors[i], i);
+      }
+      inv_freq[i] /= divisors[i];
+    }
+    return {};
+  }
+
   // A matrix that is stored without ".weight" behind its name: small ones, as float32.
   Status plain_matrix(const std::string& name, int64_t n, int64_t k, Matrix& out) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_.floats(prefix_ + name, std::array{n, k}));
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, source_.floats(prefix_ + name, std::array{n, k}));
     return place(
         {.format = MatrixFormat::kF32, .n = n, .k = k, .codes = keep(std::as_bytes(std::span(values)))}, out);
   }
@@ -134,8 +151,8 @@ class Loader {
     }
     if (spec.sinks) NIBBLE_RETURN_IF_ERROR(vector(at + "sinks", {spec.heads}, out.sinks));
     // Scales of an 8-bit KV cache, which ours is not: without them the result is nearer to the original.
-    checkpoint_.ignore(prefix_ + at + "k_proj.k_scale");
-    checkpoint_.ignore(prefix_ + at + "v_proj.v_scale");
+    source_.ignore(prefix_ + at + "k_proj.k_scale");
+    source_.ignore(prefix_ + at + "v_proj.v_scale");
     return {};
   }
 
@@ -159,7 +176,7 @@ class Loader {
   // Cuts kv_b [H * (nope + value), kv_rank] into what each head does to its query and to its output.
   Status absorb(const std::string& name, const MlaSpec& spec, MlaWeights& out) {
     const int64_t rows = spec.nope_dim + spec.value_dim, rank = spec.kv_rank;
-    NIBBLE_ASSIGN_OR_RETURN(Matrix kv_b, checkpoint_.matrix(prefix_ + name, spec.heads * rows, rank));
+    NIBBLE_ASSIGN_OR_RETURN(Matrix kv_b, source_.matrix(prefix_ + name, spec.heads * rows, rank));
     std::vector<float> row(static_cast<size_t>(rank)), key(static_cast<size_t>(rank * spec.nope_dim)),
         value(static_cast<size_t>(spec.value_dim * rank));
     for (int64_t h = 0; h < spec.heads; ++h) {
@@ -225,7 +242,7 @@ class Loader {
       NIBBLE_RETURN_IF_ERROR(vector(names.router + ".bias", {spec.experts}, out.router_logit_bias));
     }
     // Where it is not required, a checkpoint without the bias is one trained without it.
-    if (spec.router_bias_required || checkpoint_.has(prefix_ + names.router_bias)) {
+    if (spec.router_bias_required || source_.has(prefix_ + names.router_bias)) {
       NIBBLE_RETURN_IF_ERROR(vector(names.router_bias, {spec.experts}, out.router_bias));
     }
     if (spec.shared_width > 0)
@@ -246,13 +263,11 @@ class Loader {
     out.experts.resize(static_cast<size_t>(spec.experts));
     auto load = [&](const std::string& name, int64_t n, int64_t k, RowSplit split,
                     Matrix ExpertWeights::*matrix_of, const float* ExpertWeights::*bias_of) -> Status {
-      NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices,
-                              checkpoint_.stacked(name, spec.experts, n, k, split));
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices, source_.stacked(name, spec.experts, n, k, split));
       for (size_t e = 0; e < matrices.size(); ++e)
         NIBBLE_RETURN_IF_ERROR(place(matrices[e], out.experts[e].*matrix_of));
       if (!spec.biases) return {};
-      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases,
-                              checkpoint_.stacked_bias(name, spec.experts, n, split));
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, source_.stacked_bias(name, spec.experts, n, split));
       const float* placed = nullptr;
       NIBBLE_RETURN_IF_ERROR(place(biases, name + "_bias", placed));
       for (size_t e = 0; e < matrices.size(); ++e)
@@ -281,7 +296,7 @@ class Loader {
   // A tensor that we do not know might have mattered: better no answer than a wrong one.
   Status refuse_unknown() const {
     std::vector<std::string> unknown;
-    for (std::string& name : checkpoint_.unused()) {
+    for (std::string& name : source_.unused()) {
       const auto& prefixes = spec_.names.ignored_prefixes;
       const bool known = std::any_of(prefixes.begin(), prefixes.end(),
                                      [&](const std::string& p) { return name.starts_with(p); });
@@ -291,14 +306,14 @@ class Loader {
     constexpr size_t kNamed = 5;
     const std::string more =
         unknown.size() > kNamed ? fmt::format(" and {} more", unknown.size() - kNamed) : "";
-    const std::string& file = checkpoint_.file_of(unknown[0]);
+    const std::string& file = source_.file_of(unknown[0]);
     unknown.resize(std::min(unknown.size(), kNamed));
     return user_error("{}: tensors unknown to model_type '{}': {}{}", file, spec_.family,
                       fmt::join(unknown, ", "), more);
   }
 
   const ModelSpec& spec_;
-  Checkpoint& checkpoint_;
+  WeightSource& source_;
   Ops& ops_;
   ModelWeights& weights_;
   std::string prefix_;  // of the layer that is being loaded
@@ -329,10 +344,10 @@ int64_t bytes_of(const KdaWeights& w) {
 
 }  // namespace
 
-Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops,
+Result<ModelWeights> load_weights(const ModelSpec& spec, WeightSource& source, Ops& ops,
                                   const LoadProgress& progress) {
   ModelWeights weights;
-  NIBBLE_RETURN_IF_ERROR(Loader(spec, checkpoint, ops, weights).load(progress));
+  NIBBLE_RETURN_IF_ERROR(Loader(spec, source, ops, weights).load(progress));
   return weights;
 }
 

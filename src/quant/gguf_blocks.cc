@@ -191,4 +191,33 @@ void dequantize_gguf_row(GgufType type, const uint8_t* blocks, int64_t k, float*
   NIBBLE_CHECK(false);
 }
 
+std::optional<int64_t> find_bad_gguf_scale(GgufType type, const uint8_t* blocks, int64_t count) {
+  const int64_t block_bytes = gguf_type_info(type).block_bytes;
+  const auto find = [&](auto is_bad) -> std::optional<int64_t> {
+    for (int64_t i = 0; i < count; ++i) {
+      if (is_bad(blocks + i * block_bytes)) return i;
+    }
+    return std::nullopt;
+  };
+  const auto is_bad_f16 = [](const uint8_t* bytes) { return (bytes[1] & 0x7C) == 0x7C; };
+  switch (type) {
+    case GgufType::kQ4_0:
+    case GgufType::kQ8_0:
+      return find(is_bad_f16);
+    case GgufType::kQ4_1:
+    case GgufType::kQ4_K:
+      return find([&](const uint8_t* block) { return is_bad_f16(block) || is_bad_f16(block + 2); });
+    case GgufType::kQ6_K:
+      return find([&](const uint8_t* block) { return is_bad_f16(block + 208); });
+    case GgufType::kMxfp4:
+      return find([](const uint8_t* block) { return block[0] == 0xFF; });
+    case GgufType::kNvfp4:  // every code has a value
+    case GgufType::kF32:
+    case GgufType::kF16:
+    case GgufType::kBF16:
+      return std::nullopt;
+  }
+  NIBBLE_CHECK(false);
+}
+
 }  // namespace nibble

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -43,5 +44,8 @@ const GgufTypeInfo& gguf_type_info(GgufType type);
 // k values of one row. `blocks` needs no alignment. REQUIRES k a multiple of the type's block.
 // NVFP4: without the tensor scale, which is a tensor of its own.
 void dequantize_gguf_row(GgufType type, const uint8_t* blocks, int64_t k, float* out);
+
+// The first of `count` blocks whose scale is NaN or infinite. Numbers without a scale are not searched.
+std::optional<int64_t> find_bad_gguf_scale(GgufType type, const uint8_t* blocks, int64_t count);
 
 }  // namespace nibble
