@@ -58,6 +58,7 @@ void each_view(Activations& a, const ModelSpec& spec, int64_t rows, int64_t logi
   a.ropes.resize(spec.ropes.size());
   for (size_t i = 0; i < spec.ropes.size(); ++i) visit(a.ropes[i], rows, spec.ropes[i].rotary_dim);
   for (Rows<int32_t>* view : {&a.ids, &a.positions, &a.slots}) visit(*view, rows, 1);
+  visit(a.logit_rows, logit_rows, 1);
   visit(a.logit_inputs, logit_rows, spec.residual_width());
   visit(a.logit_normed, logit_rows, spec.width);
   visit(a.logits, logit_rows, spec.vocab);

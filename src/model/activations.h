@@ -27,6 +27,7 @@ struct Activations {
   Rows<float> expert_gate, expert_up;        // [T * max A, max I]
   std::vector<Rows<float>> ropes;            // [T, rotary_dim] of each ModelSpec::ropes
   Rows<int32_t> ids, positions, slots;       // [T, 1]
+  Rows<int32_t> logit_rows;                  // [L, 1] which rows of the step they are
   Rows<float> logit_inputs;                  // [L, residual width]
   Rows<float> logit_normed;                  // [L, D]
   Rows<float> logits;                        // [L, V]

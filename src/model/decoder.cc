@@ -121,11 +121,13 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   ops_.memory().upload(act.ids.data, ids_.data(), index_bytes);
   ops_.memory().upload(act.positions.data, positions_.data(), index_bytes);
   ops_.memory().upload(act.slots.data, slots_.data(), index_bytes);
+  ops_.memory().upload(act.logit_rows.data, logit_rows_.data(),
+                       logit_rows * static_cast<int64_t>(sizeof(int32_t)));
   step.rows = {.count = rows, .positions_T = act.positions.data, .slots_T = act.slots.data};
 
   run_layers(step);
 
-  ops_.gather(act.residual, logit_rows_, act.logit_inputs);
+  ops_.gather(act.residual, {act.logit_rows.data, logit_rows_.size()}, act.logit_inputs);
   Rows<const float> last = act.logit_inputs;
   if (spec_.hyper) {
     ops_.hyper_mean(*spec_.hyper, act.logit_inputs, act.logit_normed);

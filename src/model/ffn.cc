@@ -28,7 +28,7 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
   step.ops.expert_ffn({.x = act.normed,
                        .ids = ids,
                        .weights = expert_weights,
-                       .experts = weights.experts,
+                       .experts = *weights.experts,
                        .activation = step.spec.activation,
                        .scratch = {.gathered = act.expert_gathered,
                                    .gate = narrow(act.expert_gate, spec.width),

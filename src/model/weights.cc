@@ -11,6 +11,9 @@
 namespace nibble {
 namespace {
 
+int64_t bytes_of(const Matrix& m) { return matrix_bytes(m.format, m.n, m.k); }
+int64_t bytes_of(const ExpertWeights& w) { return bytes_of(w.gate) + bytes_of(w.up) + bytes_of(w.down); }
+
 // One model's loading: knows where things go, so that the functions below read like the list of tensors.
 class Loader {
  public:
@@ -117,8 +120,7 @@ class Loader {
     } else {
       NIBBLE_RETURN_IF_ERROR(load_kda(std::get<KdaSpec>(layer.mixer), out.mixer.emplace<KdaWeights>()));
     }
-    return layer.moe ? load_moe(*layer.moe, out.ffn)
-                     : glu(names.mlp, kPlainNames, layer.dense_width, out.ffn.dense);
+    return layer.moe ? load_moe(*layer.moe, out.ffn) : glu(names.mlp, layer.dense_width, out.ffn.dense);
   }
 
   Status hyper(const std::string& name, HyperWeights& out) {
@@ -245,52 +247,57 @@ class Loader {
     if (spec.router_bias_required || source_.has(prefix_ + names.router_bias)) {
       NIBBLE_RETURN_IF_ERROR(vector(names.router_bias, {spec.experts}, out.router_bias));
     }
-    if (spec.shared_width > 0)
-      NIBBLE_RETURN_IF_ERROR(glu(names.shared, kPlainNames, spec.shared_width, out.shared));
+    if (spec.shared_width > 0) NIBBLE_RETURN_IF_ERROR(glu(names.shared, spec.shared_width, out.shared));
     if (spec.stacked) return load_stacked_experts(spec, out);
-    out.experts.resize(static_cast<size_t>(spec.experts));
-    const GluNames own = {names.gate_proj, names.up_proj, names.down_proj};
-    for (size_t e = 0; e < out.experts.size(); ++e) {
-      NIBBLE_RETURN_IF_ERROR(glu(names.experts + std::to_string(e) + ".", own, spec.width, out.experts[e]));
+    std::vector<ExpertWeights> experts(static_cast<size_t>(spec.experts));
+    for (size_t e = 0; e < experts.size(); ++e) {
+      const std::string at = prefix_ + names.experts + std::to_string(e) + ".";
+      auto load = [&](const std::string& name, int64_t n, int64_t k, Matrix& host) -> Status {
+        NIBBLE_ASSIGN_OR_RETURN(host, source_.matrix(at + name, n, k));
+        return {};
+      };
+      NIBBLE_RETURN_IF_ERROR(load(names.gate_proj, spec.width, spec_.width, experts[e].gate));
+      NIBBLE_RETURN_IF_ERROR(load(names.up_proj, spec.width, spec_.width, experts[e].up));
+      NIBBLE_RETURN_IF_ERROR(load(names.down_proj, spec_.width, spec.width, experts[e].down));
     }
-    return {};
+    return place_experts(experts, out);
   }
 
   // gpt-oss: gate in the even rows of gate_up, up in the odd ones.
   Status load_stacked_experts(const MoeSpec& spec, FfnWeights& out) {
     const std::string gate_up = prefix_ + spec_.names.experts + "gate_up_proj",
                       down = prefix_ + spec_.names.experts + "down_proj";
-    out.experts.resize(static_cast<size_t>(spec.experts));
+    std::vector<ExpertWeights> experts(static_cast<size_t>(spec.experts));
     auto load = [&](const std::string& name, int64_t n, int64_t k, RowSplit split,
                     Matrix ExpertWeights::*matrix_of, const float* ExpertWeights::*bias_of) -> Status {
       NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices, source_.stacked(name, spec.experts, n, k, split));
-      for (size_t e = 0; e < matrices.size(); ++e)
-        NIBBLE_RETURN_IF_ERROR(place(matrices[e], out.experts[e].*matrix_of));
+      for (size_t e = 0; e < matrices.size(); ++e) experts[e].*matrix_of = matrices[e];
       if (!spec.biases) return {};
       NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, source_.stacked_bias(name, spec.experts, n, split));
       const float* placed = nullptr;
       NIBBLE_RETURN_IF_ERROR(place(biases, name + "_bias", placed));
-      for (size_t e = 0; e < matrices.size(); ++e)
-        out.experts[e].*bias_of = placed + static_cast<int64_t>(e) * n;
+      for (size_t e = 0; e < matrices.size(); ++e) experts[e].*bias_of = placed + static_cast<int64_t>(e) * n;
       return {};
     };
     NIBBLE_RETURN_IF_ERROR(load(gate_up, spec.width, spec_.width, RowSplit::kEven, &ExpertWeights::gate,
                                 &ExpertWeights::gate_bias));
     NIBBLE_RETURN_IF_ERROR(
         load(gate_up, spec.width, spec_.width, RowSplit::kOdd, &ExpertWeights::up, &ExpertWeights::up_bias));
-    return load(down, spec_.width, spec.width, RowSplit::kAll, &ExpertWeights::down,
-                &ExpertWeights::down_bias);
+    NIBBLE_RETURN_IF_ERROR(
+        load(down, spec_.width, spec.width, RowSplit::kAll, &ExpertWeights::down, &ExpertWeights::down_bias));
+    return place_experts(experts, out);
   }
 
-  struct GluNames {
-    std::string gate, up, down;
-  };
-  inline static const GluNames kPlainNames = {"gate_proj", "up_proj", "down_proj"};
+  Status place_experts(const std::vector<ExpertWeights>& host, FfnWeights& out) {
+    for (const ExpertWeights& expert : host) loaded_bytes_ += bytes_of(expert);
+    NIBBLE_ASSIGN_OR_RETURN(out.experts, ops_.place_experts(host));
+    return {};
+  }
 
-  Status glu(const std::string& at, const GluNames& names, int64_t width, ExpertWeights& out) {
-    NIBBLE_RETURN_IF_ERROR(matrix(at + names.gate, width, spec_.width, out.gate));
-    NIBBLE_RETURN_IF_ERROR(matrix(at + names.up, width, spec_.width, out.up));
-    return matrix(at + names.down, spec_.width, width, out.down);
+  Status glu(const std::string& at, int64_t width, ExpertWeights& out) {
+    NIBBLE_RETURN_IF_ERROR(matrix(at + "gate_proj", width, spec_.width, out.gate));
+    NIBBLE_RETURN_IF_ERROR(matrix(at + "up_proj", width, spec_.width, out.up));
+    return matrix(at + "down_proj", spec_.width, width, out.down);
   }
 
   // A tensor that we do not know might have mattered: better no answer than a wrong one.
@@ -319,9 +326,6 @@ class Loader {
   std::string prefix_;  // of the layer that is being loaded
   int64_t loaded_bytes_ = 0;
 };
-
-int64_t bytes_of(const Matrix& m) { return m.empty() ? 0 : matrix_bytes(m.format, m.n, m.k); }
-int64_t bytes_of(const ExpertWeights& w) { return bytes_of(w.gate) + bytes_of(w.up) + bytes_of(w.down); }
 
 int64_t bytes_of(const GqaWeights& w) {
   return bytes_of(w.query) + bytes_of(w.key) + bytes_of(w.value) + bytes_of(w.output) +
@@ -360,7 +364,7 @@ int64_t weight_bytes_per_token(const ModelSpec& spec, const ModelWeights& weight
     total += bytes_of(layer.ffn.dense) + bytes_of(layer.ffn.shared) + bytes_of(layer.ffn.router);
     if (!spec.layers[i].moe) continue;
     int64_t experts = 0;
-    for (const ExpertWeights& expert : layer.ffn.experts) experts += bytes_of(expert);
+    for (const ExpertWeights& expert : layer.ffn.experts->experts()) experts += bytes_of(expert);
     total += experts / spec.layers[i].moe->experts * spec.layers[i].moe->chosen;
   }
   return total;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <variant>
 #include <vector>
@@ -68,7 +69,7 @@ struct FfnWeights {
   Matrix router;                             // [E, D]
   const float* router_bias = nullptr;        // [E], for choosing only; null: none on disk
   const float* router_logit_bias = nullptr;  // [E], null: none
-  std::vector<ExpertWeights> experts;        // [E]
+  std::unique_ptr<PlacedExperts> experts;    // null in a dense layer
   ExpertWeights shared;                      // empty without a shared expert
 };
 

@@ -108,26 +108,42 @@ void Ops::route(const RouteArgs& args) {
   do_route(args);
 }
 
+Result<std::unique_ptr<PlacedExperts>> Ops::place_experts(std::span<const ExpertWeights> host_experts) {
+  NIBBLE_CHECK(!host_experts.empty());
+  const int64_t i = host_experts[0].gate.n, d = host_experts[0].gate.k;
+  for (const ExpertWeights& w : host_experts) {
+    NIBBLE_CHECK(is_matrix(w.gate, i, d) && is_matrix(w.up, i, d) && is_matrix(w.down, d, i));
+  }
+  return do_place_experts(host_experts);
+}
+
+Result<std::unique_ptr<PlacedExperts>> Ops::do_place_experts(std::span<const ExpertWeights> host_experts) {
+  std::vector<ExpertWeights> placed(host_experts.begin(), host_experts.end());
+  for (ExpertWeights& expert : placed) {
+    for (Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+      NIBBLE_ASSIGN_OR_RETURN(*matrix, place(*matrix));
+    }
+  }
+  return std::make_unique<PlacedExperts>(std::move(placed));
+}
+
 void Ops::expert_ffn(const ExpertFfnArgs& args) {
   NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.x.rows &&
                same_shape(args.x, args.out));
-  NIBBLE_CHECK(!args.experts.empty());
   const int64_t routed_rows = args.ids.rows * args.ids.cols;
-  const int64_t d = args.x.cols, i = args.experts[0].gate.n;
+  const int64_t d = args.x.cols, i = args.experts.expert_width();
+  NIBBLE_CHECK(args.experts.model_width() == d);
   const ExpertScratch& s = args.scratch;
   NIBBLE_CHECK(s.gathered.rows >= routed_rows && s.gathered.cols == d && s.down.rows >= routed_rows &&
                s.down.cols == d);
   NIBBLE_CHECK(s.gate.rows >= routed_rows && s.gate.cols == i && s.up.rows >= routed_rows && s.up.cols == i);
   NIBBLE_CHECK(is_activation(args.activation));
-  for (const ExpertWeights& w : args.experts) {
-    NIBBLE_CHECK(is_matrix(w.gate, i, d) && is_matrix(w.up, i, d) && is_matrix(w.down, d, i));
-  }
   do_expert_ffn(args);
 }
 
 void Ops::do_expert_ffn(const ExpertFfnArgs& args) {
   const int64_t chosen = args.ids.cols, routed_rows = args.ids.rows * chosen;
-  const int64_t experts = static_cast<int64_t>(args.experts.size());
+  const int64_t experts = args.experts.count();
   // Stable order by (expert, token): begin[e] is the first grouped row of expert e.
   std::vector<int64_t> begin(static_cast<size_t>(experts) + 1, 0);
   for (int64_t t = 0; t < args.ids.rows; ++t) {
@@ -150,7 +166,7 @@ void Ops::do_expert_ffn(const ExpertFfnArgs& args) {
   for (int64_t e = 0; e < experts; ++e) {
     int64_t first = begin[static_cast<size_t>(e)], count = begin[static_cast<size_t>(e) + 1] - first;
     if (count == 0) continue;
-    const ExpertWeights& w = args.experts[static_cast<size_t>(e)];
+    const ExpertWeights& w = args.experts.experts()[static_cast<size_t>(e)];
     Rows<float> x = args.scratch.gathered.slice(first, count), gate = args.scratch.gate.slice(first, count);
     Rows<float> up = args.scratch.up.slice(first, count), down = args.scratch.down.slice(first, count);
     linear(x, w.gate, gate);

@@ -14,6 +14,8 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ops/activation.h"
 #include "ops/dims.h"
@@ -88,6 +90,25 @@ struct ExpertWeights {
   const float* down_bias = nullptr;  // [D]
 };
 
+// The routed experts of one layer as a backend holds them.
+class PlacedExperts {
+ public:
+  explicit PlacedExperts(std::vector<ExpertWeights> experts) : experts_(std::move(experts)) {}
+  virtual ~PlacedExperts() = default;
+  PlacedExperts(const PlacedExperts&) = delete;
+  PlacedExperts& operator=(const PlacedExperts&) = delete;
+
+  // [E], at least one, all of the same shapes. A backend that repacks them may leave `codes` and `scales`
+  // null.
+  std::span<const ExpertWeights> experts() const { return experts_; }
+  int64_t count() const { return static_cast<int64_t>(experts_.size()); }
+  int64_t model_width() const { return experts_[0].gate.k; }
+  int64_t expert_width() const { return experts_[0].gate.n; }
+
+ private:
+  std::vector<ExpertWeights> experts_;
+};
+
 // Working memory of expert_ffn for R = T * A rows.
 struct ExpertScratch {
   Rows<float> gathered;  // [R, D]
@@ -97,10 +118,10 @@ struct ExpertScratch {
 };
 
 struct ExpertFfnArgs {
-  Rows<const float> x;                     // [T, D]
-  Rows<const int32_t> ids;                 // [T, A], each in [0, E)
-  Rows<const float> weights;               // [T, A]
-  std::span<const ExpertWeights> experts;  // [E]
+  Rows<const float> x;           // [T, D]
+  Rows<const int32_t> ids;       // [T, A], each in [0, E)
+  Rows<const float> weights;     // [T, A]
+  const PlacedExperts& experts;  // of place_experts()
   ActivationSpec activation;
   ExpertScratch scratch;
   Rows<float> out;  // [T, D], overwritten
@@ -117,10 +138,13 @@ class Ops {
   // Brings a weight (in host memory that outlives the backend) into the form and memory in which the other
   // methods take it. May keep pointing to the host bytes.
   virtual Result<Matrix> place(const Matrix& host_matrix) = 0;
+  // The same for the experts [E] of a layer together. Matrices are in host memory that outlives the backend,
+  // biases in memory() already. REQUIRES at least one expert, and the same shapes of all.
+  Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts);
 
   // out[t] = table[ids[t]]. REQUIRES every id in [0, V).
   void embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD);
-  // out[i] = x[indices[i]]. `indices` are on the host.
+  // out[i] = x[indices[i]].
   void gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out);
   // out = x * rsqrt(mean(x^2) + eps) * weight, over each row. out may be x.
   void rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out);
@@ -172,6 +196,9 @@ class Ops {
   void expert_ffn(const ExpertFfnArgs& args);
 
  protected:
+  // Default: each matrix by place().
+  virtual Result<std::unique_ptr<PlacedExperts>> do_place_experts(
+      std::span<const ExpertWeights> host_experts);
   virtual void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) = 0;
   virtual void do_gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) = 0;
   virtual void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) = 0;

@@ -88,10 +88,9 @@ Result<std::vector<float>> run(Ops& ops, const std::vector<HostMatrix>& matrices
                                const std::vector<int32_t>& ids, const std::vector<float>& weights) {
   std::vector<ExpertWeights> experts(kExperts);
   for (size_t e = 0; e < experts.size(); ++e) {
-    NIBBLE_ASSIGN_OR_RETURN(experts[e].gate, ops.place(matrices[3 * e].matrix));
-    NIBBLE_ASSIGN_OR_RETURN(experts[e].up, ops.place(matrices[3 * e + 1].matrix));
-    NIBBLE_ASSIGN_OR_RETURN(experts[e].down, ops.place(matrices[3 * e + 2].matrix));
+    experts[e] = {matrices[3 * e].matrix, matrices[3 * e + 1].matrix, matrices[3 * e + 2].matrix};
   }
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<PlacedExperts> placed, ops.place_experts(experts));
   constexpr int64_t kRows = kTokens * kChosen;
   const std::array<int64_t, 8> counts = {
       kTokens * kWidth,     kRows,          kRows,           kRows * kWidth, kRows * kExpertWidth,
@@ -111,7 +110,7 @@ Result<std::vector<float>> run(Ops& ops, const std::vector<HostMatrix>& matrices
   ops.expert_ffn({.x = {d_x, kTokens, kWidth},
                   .ids = {reinterpret_cast<int32_t*>(d_ids), kTokens, kChosen},
                   .weights = {d_weights, kTokens, kChosen},
-                  .experts = experts,
+                  .experts = *placed,
                   .scratch = {.gathered = {d_gathered, kRows, kWidth},
                               .gate = {d_gate, kRows, kExpertWidth},
                               .up = {d_up, kRows, kExpertWidth},

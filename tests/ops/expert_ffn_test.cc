@@ -67,8 +67,9 @@ RowsBuffer expert_ffn(Ops& ops, const Layer& layer, int64_t first = 0, int64_t c
   Scratch scratch(layer.shape);
   RowsBuffer out(count, layer.shape.model);
   Rows<const int32_t> ids(layer.ids.data(), layer.shape.tokens, layer.shape.chosen);
+  const std::unique_ptr<PlacedExperts> placed = ops.place_experts(layer.experts).value();
   ops.expert_ffn({layer.x.read().slice(first, count), ids.slice(first, count),
-                  layer.weights.read().slice(first, count), layer.experts, layer.activation, scratch.view(),
+                  layer.weights.read().slice(first, count), *placed, layer.activation, scratch.view(),
                   out.view()});
   return out;
 }

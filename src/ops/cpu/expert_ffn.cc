@@ -65,22 +65,23 @@ std::vector<ExpertTask> cut(const Groups& groups, int64_t n, int64_t row_bytes, 
 
 bool can_fuse(const ExpertFfnArgs& args) {
   auto packing = [](const Matrix& m) { return kernel_weights(m).packing; };
-  const Packing up = packing(args.experts[0].up), down = packing(args.experts[0].down);
-  return std::all_of(args.experts.begin(), args.experts.end(), [&](const ExpertWeights& w) {
+  const Packing up = packing(args.experts.experts()[0].up), down = packing(args.experts.experts()[0].down);
+  return std::ranges::all_of(args.experts.experts(), [&](const ExpertWeights& w) {
     return packing(w.gate) == up && packing(w.up) == up && packing(w.down) == down;
   });
 }
 
 void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args,
                       ExpertFfnScratch& scratch) {
-  const int64_t experts = static_cast<int64_t>(args.experts.size()), chosen = args.ids.cols;
+  const std::span<const ExpertWeights> experts = args.experts.experts();
+  const int64_t chosen = args.ids.cols;
   const int64_t width = args.scratch.gate.cols, model = args.x.cols, routed = args.ids.rows * chosen;
   if (routed == 0) return;
-  const Groups groups = group(args.ids, experts);
-  const Matrix& gate = args.experts[0].gate;
-  const Matrix& down = args.experts[0].down;
+  const Groups groups = group(args.ids, args.experts.count());
+  const Matrix& gate = experts[0].gate;
+  const Matrix& down = experts[0].down;
   const Packing down_packing = kernel_weights(down).packing;
-  auto expert = [&](int64_t e) -> const ExpertWeights& { return args.experts[static_cast<size_t>(e)]; };
+  auto expert = [&](int64_t e) -> const ExpertWeights& { return experts[static_cast<size_t>(e)]; };
 
   const PackedRows x = pack_rows(pool, kernels, kernel_weights(gate).packing, args.x, scratch.packed);
 
