@@ -344,6 +344,11 @@ TEST(GgufConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
       {"llama", "", f32("llama.rope.scaling.factor", 4), "'llama.rope.scaling.factor'"},
       {"llama", "", f32("llama.attention.clamp_kqv", 8),
        "key 'llama.attention.clamp_kqv' is unknown to model_type 'llama'"},
+      {"llama", "",
+       [](GgufWriter& w) {
+         w.array("llama.rope.dimension_sections", GgufValueType::kU32, 1, number_bytes(8u));
+       },
+       "key 'llama.rope.dimension_sections' is unknown"},
       {"llama", "", f32("llama.logit_scale", 0.5f), "key 'llama.logit_scale' is unknown"},
       {"llama", "", u32("llama.attention.sliding_window", 512),
        "key 'llama.attention.sliding_window' is unknown"},
