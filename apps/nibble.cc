@@ -158,6 +158,18 @@ void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, T
   d.add_flag("--skip-special", detokenize.skip_special, "Leave special tokens out");
 }
 
+// How a command writes a model.
+void add_writing(CLI::App& command, int& threads, uint64_t& max_shard_bytes) {
+  command.add_option("-t,--threads", threads, "Threads (default: all CPUs that this process may use)")
+      ->check(CLI::Range(0, 1024));
+  command
+      .add_option("--max-shard-size", max_shard_bytes,
+                  "Largest file of weights, in bytes or as 5GB, 512MB (a tensor is never split)")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 62))
+      ->default_str("5GB");
+}
+
 void add_quantize(CLI::App& app, QuantizeCommandOptions& o) {
   CLI::App& quantize = *app.add_subcommand("quantize", "Make a 4-bit model of a BF16, F16 or F32 one");
   quantize.add_option("source", o.source, "Model directory: config.json, *.safetensors")->required();
@@ -171,14 +183,20 @@ void add_quantize(CLI::App& app, QuantizeCommandOptions& o) {
                   "Routed experts, or the linear layers of attention, dense and shared feed-forward too")
       ->check(CLI::IsMember({"experts", "all-linear"}))
       ->capture_default_str();
-  quantize.add_option("-t,--threads", o.threads, "Threads (default: all CPUs that this process may use)")
-      ->check(CLI::Range(0, 1024));
-  quantize
-      .add_option("--max-shard-size", o.max_shard_bytes,
-                  "Largest file of weights, in bytes or as 5GB, 512MB (a tensor is never split)")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 62))
-      ->default_str("5GB");
+  add_writing(quantize, o.threads, o.max_shard_bytes);
+}
+
+void add_convert(CLI::App& app, ConvertCommandOptions& o) {
+  CLI::App& convert = *app.add_subcommand(
+      "convert", "Make a directory in ModelOpt's layout of a GGUF file or a compressed-tensors directory");
+  convert.add_option("source", o.source, "Model: a .gguf file, or a directory")->required();
+  convert.add_option("destination", o.destination, "Directory to make; goes on where a killed run ended")
+      ->required();
+  convert
+      .add_option("--type", o.type,
+                  "Format of the linear layers whose blocks have no equivalent (default: they become BF16)")
+      ->check(CLI::IsMember({"nvfp4"}));
+  add_writing(convert, o.threads, o.max_shard_bytes);
 }
 
 // One line on stderr that names what was wrong with the command line.
@@ -230,9 +248,11 @@ int run_main(int argc, char** argv) {
   DetokenizeOptions detokenize;
   std::string logits_ids, detokenize_ids;
   QuantizeCommandOptions quantize;
+  ConvertCommandOptions convert;
   add_run(app, run);
   add_others(app, inspect, logits, tokenize, detokenize, logits_ids, detokenize_ids);
   add_quantize(app, quantize);
+  add_convert(app, convert);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     command->add_flag("-v,--verbose", verbose, "More lines about what happens")->group("Messages");
     command->add_option("--log-file", log_file, "Append all messages to this file too")->group("Messages");
@@ -257,6 +277,7 @@ int run_main(int argc, char** argv) {
     if (app.got_subcommand("run")) return run_command(run);
     if (app.got_subcommand("inspect")) return inspect_command(inspect);
     if (app.got_subcommand("quantize")) return quantize_command(quantize);
+    if (app.got_subcommand("convert")) return convert_command(convert);
     if (app.got_subcommand("tokenize")) return tokenize_command(tokenize);
     if (app.got_subcommand("logits")) {
       NIBBLE_ASSIGN_OR_RETURN(logits.ids, parse_ids(logits_ids, "--ids"));

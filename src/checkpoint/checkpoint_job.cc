@@ -3,18 +3,20 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/numbers.h"
 #include "base/output_file.h"
 #include "base/thread_pool.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/job_journal.h"
 #include "checkpoint/safetensors_writer.h"
 
@@ -267,6 +269,34 @@ Status copy_files(const FileSystem& files, const std::string& from, const std::s
 
 }  // namespace
 
+void ShardBuilder::add(std::vector<TensorInfo> tensors, std::vector<JobShard::Unit> units,
+                       int64_t source_bytes) {
+  int64_t bytes = 0;
+  for (const TensorInfo& tensor : tensors) bytes += tensor.bytes;
+  if (shards_.empty() || (shard_bytes_ > 0 && shard_bytes_ + bytes > max_shard_bytes_)) {
+    shards_.emplace_back();
+    shard_bytes_ = 0;
+  }
+  JobShard& shard = shards_.back();
+  shard_bytes_ += bytes;
+  shard.source_bytes += source_bytes;
+  const size_t first = shard.tensors.size();
+  std::move(tensors.begin(), tensors.end(), std::back_inserter(shard.tensors));
+  for (JobShard::Unit& unit : units) {
+    shard.units.emplace_back(
+        [first, unit = std::move(unit)](const WriteTensor& write, const std::function<void(int64_t)>& read) {
+          return unit([&](size_t output, int64_t offset,
+                          std::span<const std::byte> part) { return write(first + output, offset, part); },
+                      read);
+        });
+  }
+}
+
+std::vector<JobShard> ShardBuilder::finish() && {
+  for (size_t i = 0; i < shards_.size(); ++i) shards_[i].file_name = shard_file_name(i, shards_.size());
+  return std::move(shards_);
+}
+
 Result<int64_t> run_checkpoint_job(const CheckpointJob& job) {
   NIBBLE_CHECK(job.threads >= 1);
   return JobRunner(job).run();
@@ -285,6 +315,21 @@ std::string shard_file_name(size_t index, size_t count) {
   return count == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
 }
 
+Status write_shard_index(const std::vector<JobShard>& shards, const std::string& directory) {
+  if (shards.size() == 1) return {};
+  int64_t total_bytes = 0;
+  std::map<std::string, std::string> weight_map;
+  for (const JobShard& shard : shards) {
+    for (const TensorInfo& tensor : shard.tensors) {
+      total_bytes += tensor.bytes;
+      weight_map[tensor.name] = shard.file_name;
+    }
+  }
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}},
+                                        {"weight_map", weight_map}};
+  return replace_text(join_path(directory, "model.safetensors.index.json"), json_text(index));
+}
+
 uint64_t hash_tensors(const std::vector<const TensorInfo*>& tensors, uint64_t seed) {
   for (const TensorInfo* tensor : tensors) {
     seed = hash_text(fmt::format("{}\n{}{}@{}\n", tensor->name, dtype_name(tensor->dtype),
@@ -292,6 +337,21 @@ uint64_t hash_tensors(const std::vector<const TensorInfo*>& tensors, uint64_t se
                      seed);
   }
   return seed;
+}
+
+Status copy_tensor(const Checkpoint& checkpoint, const TensorInfo& source, size_t output,
+                   const WriteTensor& write, const std::function<void(int64_t)>& read) {
+  constexpr int64_t kChunkBytes = 4 << 20;
+  std::vector<std::byte> chunk(static_cast<size_t>(std::min(kChunkBytes, source.bytes)));
+  for (int64_t done = 0; done < source.bytes;) {
+    const int64_t size = std::min(std::ssize(chunk), source.bytes - done);
+    const std::span<std::byte> bytes = std::span(chunk).first(static_cast<size_t>(size));
+    NIBBLE_RETURN_IF_ERROR(checkpoint.read_at(source, done, bytes));
+    NIBBLE_RETURN_IF_ERROR(write(output, done, bytes));
+    done += size;
+    read(size);
+  }
+  return {};
 }
 
 Status copy_model_files(const FileSystem& files, const std::string& directory, const std::string& to) {

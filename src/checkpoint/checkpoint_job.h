@@ -17,7 +17,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/checkpoint.h"
 
 namespace nibble {
 
@@ -51,6 +51,22 @@ struct CheckpointJob {
   std::function<void(const JobProgress&)> progress;
 };
 
+// Fills shards with tensors in the order in which they are added.
+class ShardBuilder {
+ public:
+  explicit ShardBuilder(int64_t max_shard_bytes) : max_shard_bytes_(max_shard_bytes) {}
+
+  // Tensors that stay together, and what makes them: units write to them by their index among `tensors`.
+  void add(std::vector<TensorInfo> tensors, std::vector<JobShard::Unit> units, int64_t source_bytes);
+  // With their names. Nothing may be added any more.
+  std::vector<JobShard> finish() &&;
+
+ private:
+  int64_t max_shard_bytes_;
+  int64_t shard_bytes_ = 0;
+  std::vector<JobShard> shards_;
+};
+
 // The number of shards that an earlier run has made. An error leaves DST as it was, or with a .partial that a
 // later run goes on from.
 Result<int64_t> run_checkpoint_job(const CheckpointJob& job);
@@ -59,8 +75,13 @@ Result<int64_t> run_checkpoint_job(const CheckpointJob& job);
 Status check_apart(const std::string& source, const std::string& destination);
 // model.safetensors, or model-00002-of-00005.safetensors.
 std::string shard_file_name(size_t index, size_t count);
+// model.safetensors.index.json in `directory`, where there are several shards.
+Status write_shard_index(const std::vector<JobShard>& shards, const std::string& directory);
 // A hash of names, types, shapes and places of the tensors of a source: the source's part of the identity.
 uint64_t hash_tensors(const std::vector<const TensorInfo*>& tensors, uint64_t seed);
+// The bytes of `source` as they are, a few megabytes at a time: the work of a JobShard::Unit.
+Status copy_tensor(const Checkpoint& checkpoint, const TensorInfo& source, size_t output,
+                   const WriteTensor& write, const std::function<void(int64_t)>& read);
 // DIRECTORY without its weights, config.json and hidden files, to `to`.
 Status copy_model_files(const FileSystem& files, const std::string& directory, const std::string& to);
 

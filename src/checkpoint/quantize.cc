@@ -1,10 +1,10 @@
 #include "checkpoint/quantize.h"
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/output_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/quantize_config.h"
@@ -13,10 +13,6 @@
 
 namespace nibble {
 namespace {
-
-std::string to_text(const nlohmann::ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
-}
 
 // What one shard of the plan takes, tensor by tensor.
 JobShard job_of(const Checkpoint& checkpoint, const ShardPlan& plan, QuantizeType type) {
@@ -36,13 +32,10 @@ Status write_other_files(const FileSystem& files, const QuantizeOptions& options
                          nlohmann::ordered_json config, const std::string& to) {
   NIBBLE_RETURN_IF_ERROR(copy_model_files(files, options.source, to));
   config["quantization_config"] = quantization_config(plan);
-  NIBBLE_RETURN_IF_ERROR(replace_text(join_path(to, "config.json"), to_text(config)));
-  if (plan.type == QuantizeType::kNvfp4) {
-    NIBBLE_RETURN_IF_ERROR(
-        replace_text(join_path(to, "hf_quant_config.json"), to_text(hf_quant_config(plan, options.version))));
-  }
-  if (plan.shards.size() == 1) return {};
-  return replace_text(join_path(to, "model.safetensors.index.json"), to_text(shard_index(plan)));
+  NIBBLE_RETURN_IF_ERROR(replace_text(join_path(to, "config.json"), json_text(config)));
+  if (plan.type != QuantizeType::kNvfp4) return {};
+  return replace_text(join_path(to, "hf_quant_config.json"),
+                      json_text(hf_quant_config(config["quantization_config"], options.version)));
 }
 
 }  // namespace
@@ -71,19 +64,21 @@ Result<QuantizeSummary> quantize_model(const FileSystem& files, const QuantizeOp
   NIBBLE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(files, options.source));
   NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, plan_quantization(checkpoint, config, options.type,
                                                                      options.what, options.max_shard_bytes));
-  CheckpointJob job = {
-      .destination = options.destination,
-      .identity = {{"--type", std::string(quantize_type_name(options.type))},
-                   {"--what", std::string(quantize_what_name(options.what))},
-                   {"--max-shard-size", std::to_string(options.max_shard_bytes)},
-                   {"source", source},
-                   {"source headers",
-                    fmt::format("{:016x}", hash_tensors(checkpoint.tensors(), hash_text(to_text(config))))},
-                   {"version", options.version}},
-      .write_other_files =
-          [&](const std::string& to) { return write_other_files(files, options, plan, config, to); },
-      .threads = options.threads,
-      .progress = options.progress};
+  CheckpointJob job;
+  job = {.destination = options.destination,
+         .identity = {{"--type", std::string(quantize_type_name(options.type))},
+                      {"--what", std::string(quantize_what_name(options.what))},
+                      {"--max-shard-size", std::to_string(options.max_shard_bytes)},
+                      {"source", source},
+                      {"source headers", fmt::format("{:016x}", hash_tensors(checkpoint.tensors(),
+                                                                             hash_text(json_text(config))))},
+                      {"version", options.version}},
+         .write_other_files = [&](const std::string& to) -> Status {
+           NIBBLE_RETURN_IF_ERROR(write_other_files(files, options, plan, config, to));
+           return write_shard_index(job.shards, to);
+         },
+         .threads = options.threads,
+         .progress = options.progress};
   QuantizeSummary summary = {.tensors = plan.quantized,
                              .kept = std::ssize(plan.kept),
                              .source_bytes = plan.source_bytes,

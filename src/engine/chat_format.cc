@@ -1,9 +1,9 @@
 #include "engine/chat_format.h"
 
 #include <utility>
-#include <vector>
 
 #include "base/json.h"
+#include "engine/gguf_text_files.h"
 
 namespace nibble {
 namespace {
@@ -71,22 +71,8 @@ Result<ChatFormat> ChatFormat::from_gguf(const FileSystem& files, const GgufMeta
   constexpr const char* kTemplate = "tokenizer.chat_template";
   ChatFormat format;
   format.model_ = metadata.name();
-  if (metadata.has("tokenizer.ggml.tokens")) {
-    using Tokens = std::vector<std::string>;
-    NIBBLE_ASSIGN_OR_RETURN(const Tokens texts, metadata.texts("tokenizer.ggml.tokens"));
-    nlohmann::ordered_json tokens = nlohmann::ordered_json::object();
-    constexpr std::pair<const char*, const char*> kTokens[] = {
-        {"bos_token", "tokenizer.ggml.bos_token_id"},
-        {"eos_token", "tokenizer.ggml.eos_token_id"},
-        {"pad_token", "tokenizer.ggml.padding_token_id"},
-        {"unk_token", "tokenizer.ggml.unknown_token_id"}};
-    for (const auto& [name, key] : kTokens) {
-      if (!metadata.has(key)) continue;
-      NIBBLE_ASSIGN_OR_RETURN(const int64_t id, metadata.integer(key, 0, std::ssize(texts) - 1));
-      tokens[name] = texts[static_cast<size_t>(id)];
-    }
-    format.special_tokens_json_ = tokens.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  }
+  NIBBLE_ASSIGN_OR_RETURN(const nlohmann::ordered_json tokens, gguf_special_tokens(metadata));
+  format.special_tokens_json_ = tokens.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::string source, name = override_path;
   if (!override_path.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(source, read_text(files, override_path, kMaxTemplateBytes));

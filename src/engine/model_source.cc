@@ -8,7 +8,9 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/gguf.h"
+#include "engine/gguf_text_files.h"
 #include "engine/gguf_tokenizer.h"
+#include "model/convert_gguf.h"
 #include "model/gguf_config.h"
 #include "model/gguf_weights.h"
 
@@ -32,6 +34,9 @@ class DirectoryModel : public ModelSource {
     NIBBLE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(files_, directory_));
     return std::unique_ptr<WeightSource>(std::make_unique<Checkpoint>(std::move(checkpoint)));
   }
+  Result<ConvertSummary> convert(const ConvertOptions& options) const override {
+    return convert_compressed_tensors(files_, options);
+  }
 
  private:
   const FileSystem& files_;
@@ -53,6 +58,11 @@ class GgufModel : public ModelSource {
   }
   Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec) const override {
     return std::unique_ptr<WeightSource>(std::make_unique<GgufWeights>(gguf_, spec));
+  }
+  Result<ConvertSummary> convert(const ConvertOptions& options) const override {
+    return convert_gguf(gguf_, options, [&](const std::string& directory) {
+      return write_text_files(gguf_->metadata(), directory);
+    });
   }
 
  private:

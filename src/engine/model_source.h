@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "checkpoint/convert.h"
 #include "checkpoint/weight_source.h"
 #include "engine/chat_format.h"
 #include "engine/generation_config.h"
@@ -29,6 +30,8 @@ class ModelSource {
   virtual Result<GenerationConfig> generation(int64_t vocab) const = 0;
   // `spec` is this model's.
   virtual Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec) const = 0;
+  // The same model in ModelOpt's layout, at options.destination. REQUIRES options.source to be this one.
+  virtual Result<ConvertSummary> convert(const ConvertOptions& options) const = 0;
 };
 
 }  // namespace nibble

@@ -63,6 +63,8 @@ class Config {
   std::string describe(const std::string& key) const;
 
   const std::string& name() const { return shared_->name; }
+  // All of it, whatever was read.
+  const nlohmann::ordered_json& json() const { return shared_->root; }
   const Status& status() const { return shared_->status; }
   // Keys that nobody read, dotted, in the file's order; also those of objects that were read. What is null or
   // false asks for nothing and is left out.
