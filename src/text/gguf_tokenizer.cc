@@ -104,13 +104,18 @@ Result<Json> bpe_json(const GgufVocabulary& vocabulary, bool ignore_merges) {
               {"merges", std::move(merges)}};
 }
 
+// Of pre-tokenizer and decoder.
+Json byte_level_json() {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+}
+
 Json pre_tokenizer_json(const GgufPreTokenizer& pre) {
   Json steps = Json::array();
   for (const std::string& pattern : pre.patterns) {
     steps.push_back(
         {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
   }
-  steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  steps.push_back(byte_level_json());
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 
@@ -184,8 +189,6 @@ Result<std::string> gguf_tokenizer_json(const GgufVocabulary& vocabulary) {
   for (int32_t id : around.after) add(id);
   Json pair = single;
   pair.push_back({{"Sequence", {{"id", "B"}, {"type_id", 1}}}});
-  const Json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
   const Json json = {{"version", "1.0"},
                      {"truncation", nullptr},
                      {"padding", nullptr},
@@ -197,7 +200,7 @@ Result<std::string> gguf_tokenizer_json(const GgufVocabulary& vocabulary) {
                        {"single", std::move(single)},
                        {"pair", std::move(pair)},
                        {"special_tokens", std::move(special)}}},
-                     {"decoder", byte_level},
+                     {"decoder", byte_level_json()},
                      {"model", std::move(model)}};
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -20,6 +20,7 @@ import gguf
 import jinja2
 import numpy as np
 import pytest
+import tokenizers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("NIBBLE_BUILD_DIR", ROOT / "build" / "release"))
@@ -184,3 +185,29 @@ def test_chat_answers_with_the_greedy_tokens(answered, model_file, reference, tm
     answer = json.loads(nibble("tokenize", "-m", model_file, "--json", stdin=greedy))
     choices = reference.logits(prompt + answer)[len(prompt) - 1 : -1].argmax(-1)
     assert nibble("detokenize", "-m", model_file, "--ids", ",".join(map(str, choices))).removesuffix("\n") == greedy
+
+
+@pytest.fixture(scope="session")
+def converted(model_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("converted")
+    nibble("convert", model_file, folder / "bf16")
+    return folder / "bf16"
+
+
+def test_converted_model_has_the_same_tokenizer(converted, model_file):
+    """Read by the `tokenizers` package, as others will read it."""
+    package = tokenizers.Tokenizer.from_file(str(converted / "tokenizer.json"))
+    for text in ["Hello there, 1234 worlds!", "<|im_start|>user\nna\u00efve \u4f60\u597d  \t x\n\n<|im_end|>", " ", "\U0001f600 don't"]:
+        ids = json.loads(nibble("tokenize", "-m", model_file, "--json", stdin=text))
+        assert package.encode(text).ids == ids
+        assert json.loads(nibble("tokenize", "-m", converted, "--json", stdin=text)) == ids
+
+
+def test_converted_model_answers_as_the_file_does(answered, converted, model_file, tmp_path):
+    """Q4_1 weights have more bits than BF16 keeps: near, not equal."""
+    case, _, ids, logits = answered
+    ours = logits_of(converted, ids, tmp_path)
+    assert np.abs(ours - logits).max() / np.abs(logits).max() < 0.03
+    assert (ours.argmax(-1) == logits.argmax(-1)).mean() > 0.9
+    config = json.loads((converted / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"] and "rope_interleaved" not in config
