@@ -120,6 +120,16 @@ inline std::vector<Family> families() {
              .f32("gpt-oss.rope.scaling.factor", 32)
              .u32("gpt-oss.rope.scaling.original_context_length", 4096);
        }},
+      {"llama", "mixtral-nvfp4", nullptr, "ffn_norm",
+       [](GgufWriter& w) {
+         common_metadata(w, "llama", 4, 1e-5f);
+         w.u32("llama.expert_count", 8)
+             .u32("llama.expert_used_count", 2)
+             .u32("llama.attention.head_count", 4)
+             .u32("llama.feed_forward_length", 128)
+             .u32("llama.rope.dimension_count", 32)
+             .f32("llama.rope.freq_base", 1000000);
+       }},
       {"qwen3", nullptr, kDenseConfig, "ffn_norm",
        [](GgufWriter& w) {
          common_metadata(w, "qwen3", 3, 1e-5f);
@@ -136,6 +146,16 @@ inline std::vector<Family> families() {
              .f32("llama.rope.freq_base", 500000);
        }},
   };
+}
+
+// The rows of q and k are in another order there; tests permute them as float32.
+inline bool is_llama(const Family& family) { return std::string(family.arch) == "llama"; }
+
+inline std::string name_of(const testing::TestParamInfo<Family>& info) {
+  std::string name = info.param.arch;
+  if (is_llama(info.param) && info.param.golden != nullptr) name += "_mixtral";
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
 }
 
 inline std::string config_of(const Family& family) {
