@@ -86,4 +86,9 @@ struct ConvertCommandOptions {
 };
 Status convert_command(const ConvertCommandOptions& options);
 
+struct DoctorOptions {
+  std::string device;  // --device; empty: all
+};
+Status doctor_command(const DoctorOptions& options);
+
 }  // namespace nibble

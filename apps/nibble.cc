@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "ids.h"
+#include "ops/backend.h"
 
 namespace nibble {
 namespace {
@@ -69,7 +70,7 @@ void add_model(CLI::App& command, std::string& model) {
 void add_model_options(CLI::App& command, ModelOptions& o) {
   add_model(command, o.model);
   command.add_option("--device", o.device, "Where to compute")
-      ->check(CLI::IsMember({"cpu", "reference"}))
+      ->check(CLI::IsMember(backend_names()))
       ->capture_default_str()
       ->group("Machine");
   command
@@ -199,6 +200,12 @@ void add_convert(CLI::App& app, ConvertCommandOptions& o) {
   add_writing(convert, o.threads, o.max_shard_bytes);
 }
 
+void add_doctor(CLI::App& app, DoctorOptions& o) {
+  CLI::App& doctor = *app.add_subcommand("doctor", "Show what there is to compute with here, and test it");
+  doctor.add_option("--device", o.device, "This one alone; an error where it is missing (default: all)")
+      ->check(CLI::IsMember(backend_names()));
+}
+
 // One line on stderr that names what was wrong with the command line.
 int report(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
@@ -249,10 +256,12 @@ int run_main(int argc, char** argv) {
   std::string logits_ids, detokenize_ids;
   QuantizeCommandOptions quantize;
   ConvertCommandOptions convert;
+  DoctorOptions doctor;
   add_run(app, run);
   add_others(app, inspect, logits, tokenize, detokenize, logits_ids, detokenize_ids);
   add_quantize(app, quantize);
   add_convert(app, convert);
+  add_doctor(app, doctor);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     command->add_flag("-v,--verbose", verbose, "More lines about what happens")->group("Messages");
     command->add_option("--log-file", log_file, "Append all messages to this file too")->group("Messages");
@@ -278,6 +287,7 @@ int run_main(int argc, char** argv) {
     if (app.got_subcommand("inspect")) return inspect_command(inspect);
     if (app.got_subcommand("quantize")) return quantize_command(quantize);
     if (app.got_subcommand("convert")) return convert_command(convert);
+    if (app.got_subcommand("doctor")) return doctor_command(doctor);
     if (app.got_subcommand("tokenize")) return tokenize_command(tokenize);
     if (app.got_subcommand("logits")) {
       NIBBLE_ASSIGN_OR_RETURN(logits.ids, parse_ids(logits_ids, "--ids"));

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,14 @@ class GoldenFile {
     std::vector<T> values(static_cast<size_t>(info.bytes) / sizeof(T));
     EXPECT_TRUE(file_->read_at(info.begin, std::as_writable_bytes(std::span(values))).ok());
     return values;
+  }
+
+  // Which of `count` tokens the rows of a tensor belong to: all, or those that NAME.rows lists.
+  std::vector<int32_t> rows(const std::string& name, size_t count) const {
+    if (has(name + ".rows")) return get<int32_t>(name + ".rows");
+    std::vector<int32_t> all(count);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
   }
 
  private:

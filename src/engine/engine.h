@@ -25,7 +25,7 @@ namespace nibble {
 
 struct EngineOptions {
   std::string model;           // see ModelSource::open
-  std::string device = "cpu";  // cpu | reference
+  std::string device = "cpu";  // one of backend_names()
   BackendOptions backend;
   int64_t context = 0;          // tokens of one sequence; 0: the model's own, at most kDefaultContext
   int64_t parallel = 1;         // sequences that run at once

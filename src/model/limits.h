@@ -13,6 +13,7 @@ inline constexpr int64_t kVocab = 1 << 24;
 inline constexpr int64_t kLayers = 1 << 12;
 inline constexpr int64_t kHeads = 1 << 12;
 inline constexpr int64_t kHeadDim = kMaxHeadDim;
+inline constexpr int64_t kStreams = kMaxStreams;
 inline constexpr int64_t kExperts = 1 << 14;
 inline constexpr int64_t kPositions = 1 << 28;
 

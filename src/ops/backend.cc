@@ -1,10 +1,17 @@
 #include "ops/backend.h"
 
+#include <fmt/ranges.h>
+
 #include "base/thread_pool.h"
 #include "ops/cpu/cpu_ops.h"
 #include "ops/reference/reference_ops.h"
+#ifdef NIBBLE_CUDA
+#include "ops/cuda/cuda_ops.h"
+#endif
 
 namespace nibble {
+
+std::vector<std::string> backend_names() { return {"cpu", "cuda", "reference"}; }
 
 Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const BackendOptions& options) {
   if (options.threads < 0 || options.threads > 1024) {
@@ -13,7 +20,12 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   int threads = options.threads > 0 ? options.threads : usable_cpus();
   if (name == "reference") return make_reference_ops(threads);
   if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa);
-  return user_error("device '{}' is not in this build; there are: cpu, reference", name);
+#ifdef NIBBLE_CUDA
+  if (name == "cuda") return make_cuda_ops();
+#else
+  if (name == "cuda") return user_error("device 'cuda': this build has no CUDA, since it was made without nvcc");
+#endif
+  return user_error("device '{}' is unknown; there are: {}", name, fmt::join(backend_names(), ", "));
 }
 
 }  // namespace nibble

@@ -7,7 +7,6 @@
 #include <optional>
 #include <string_view>
 
-#include "base/result.h"
 #include "quant/dtype.h"
 #include "quant/gguf_blocks.h"
 

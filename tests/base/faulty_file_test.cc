@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "places.h"
+
 namespace nibble {
 namespace {
 
@@ -56,7 +58,7 @@ TEST(FaultyFile, Faults) {
 }
 
 TEST(FaultyFile, OverTheRealFileSystem) {
-  const std::string demo = NIBBLE_SOURCE_DIR "/models/demo";
+  const std::string demo = demo_directory();
   FaultyFileSystem files(&FileSystem::posix());
   files.add_file(demo + "/config.json", "{}");
   files.hide(demo + "/README.md");

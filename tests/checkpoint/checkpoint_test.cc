@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "checkpoint/test_models.h"
+#include "places.h"
 
 namespace nibble {
 namespace {
@@ -193,7 +194,7 @@ TEST(Checkpoint, RealFiles) {
 
 // The model that ships with the sources: every matrix and vector of it loads and nothing is left over.
 TEST(Checkpoint, DemoModel) {
-  Result<Checkpoint> checkpoint = Checkpoint::open(FileSystem::posix(), NIBBLE_SOURCE_DIR "/models/demo");
+  Result<Checkpoint> checkpoint = Checkpoint::open(FileSystem::posix(), demo_directory());
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
   int matrices = 0;
   for (const TensorInfo* tensor : checkpoint->tensors()) {

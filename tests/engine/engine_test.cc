@@ -8,11 +8,10 @@
 #include "base/faulty_file.h"
 #include "checkpoint/safetensors.h"
 #include "golden_file.h"
+#include "places.h"
 
 namespace nibble {
 namespace {
-
-std::string demo_directory() { return std::string(NIBBLE_SOURCE_DIR) + "/models/demo"; }
 
 std::unique_ptr<Engine> load(int64_t parallel = 1, int64_t context = 256, int64_t chunk = 32) {
   auto engine = Engine::load(
@@ -52,7 +51,7 @@ Request request(Engine& engine, const std::string& prompt, uint64_t seed, int64_
 }
 
 TEST(Engine, GreedyTextOfTheDemoModel) {
-  GoldenFile golden(std::string(NIBBLE_SOURCE_DIR) + "/tests/golden/demo/golden.safetensors");
+  GoldenFile golden(source_directory() + "/tests/golden/demo/golden.safetensors");
   auto engine = load();
   Request r;
   r.prompt = golden.get<int32_t>("prompt.0");

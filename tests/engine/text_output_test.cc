@@ -4,12 +4,14 @@
 
 #include <random>
 
+#include "places.h"
+
 namespace nibble {
 namespace {
 
 const Tokenizer& demo() {
   static const Tokenizer tokenizer =
-      Tokenizer::load(FileSystem::posix(), std::string(NIBBLE_SOURCE_DIR) + "/models/demo").value();
+      Tokenizer::load(FileSystem::posix(), demo_directory()).value();
   return tokenizer;
 }
 

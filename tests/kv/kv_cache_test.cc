@@ -5,6 +5,8 @@
 #include <random>
 #include <set>
 
+#include "gpu.h"
+
 namespace nibble {
 namespace {
 
@@ -28,9 +30,14 @@ TEST(PagePoolDeath, GivingBackTwiceIsABug) {
   EXPECT_DEATH(pool.give_back(page), "check failed");
 }
 
-TEST(KvCache, AFullExtensionFailsWhole) {
+class KvCacheOn : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Ops> ops_ = make_backend(GetParam(), {}).value();
+};
+
+TEST_P(KvCacheOn, AFullExtensionFailsWhole) {
   auto cache = KvCache::create(
-      host_memory(), kLayers, kStates,
+      ops_->memory(), kLayers, kStates,
       {.max_sequences = 2, .max_tokens = 64, .pool_tokens = 96, .max_new_tokens = 64, .page_tokens = 16});
   ASSERT_TRUE(cache.ok());
   int32_t a = cache->add_sequence().value(), b = cache->add_sequence().value();
@@ -52,21 +59,24 @@ TEST(KvCache, AFullExtensionFailsWhole) {
 }
 
 // The positions that a step can see or write lie in different places, wherever the step starts.
-TEST(KvCache, ARingNeverMeetsItself) {
+TEST_P(KvCacheOn, ARingNeverMeetsItself) {
   for (int64_t page : {1, 4, 16, 64}) {
     for (int64_t chunk : {1, 7, 16, 40}) {
       auto cache = KvCache::create(
-          host_memory(), kLayers, kStates,
+          ops_->memory(), kLayers, kStates,
           {.max_sequences = 1, .max_tokens = 500, .max_new_tokens = chunk, .page_tokens = page});
       ASSERT_TRUE(cache.ok());
       int32_t slot = cache->add_sequence().value();
       for (int64_t length = 0; length + chunk <= 500; length += chunk) {
         ASSERT_TRUE(cache->extend(std::vector<KvCache::Extension>{{slot, chunk}}).ok());
         KvView view = cache->view(1);
+        std::vector<int32_t> table(static_cast<size_t>(view.table_pages));
+        ops_->memory().download(table.data(), view.table,
+                                view.table_pages * static_cast<int64_t>(sizeof(int32_t)));
         std::set<int64_t> places;
         int64_t first = std::max<int64_t>(0, length - 23), last = length + chunk - 1;
         for (int64_t p = first; p <= last; ++p) {
-          places.insert(view.table[(p / page) % view.table_pages] * page + p % page);
+          places.insert(table[static_cast<size_t>((p / page) % view.table_pages)] * page + p % page);
         }
         ASSERT_EQ(static_cast<int64_t>(places.size()), last - first + 1)
             << "page " << page << ", chunk " << chunk;
@@ -75,6 +85,9 @@ TEST(KvCache, ARingNeverMeetsItself) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Memories, KvCacheOn, testing::ValuesIn(with_gpu({"reference"})),
+                         [](const auto& info) { return info.param; });
 
 TEST(KvCache, RandomLifeKeepsItsBooks) {
   std::mt19937 random(7);

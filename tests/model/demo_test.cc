@@ -4,14 +4,15 @@
 #include <cmath>
 
 #include "golden_file.h"
+#include "gpu.h"
 #include "model/test_model.h"
 
 namespace nibble {
 namespace {
 
-class Demo : public testing::TestWithParam<const char*> {
+class Demo : public testing::TestWithParam<std::string> {
  protected:
-  GoldenFile golden_{std::string(NIBBLE_SOURCE_DIR) + "/tests/golden/demo/golden.safetensors"};
+  GoldenFile golden_{source_directory() + "/tests/golden/demo/golden.safetensors"};
 };
 
 TEST_P(Demo, SixGreedyContinuations) {
@@ -70,15 +71,15 @@ TEST_P(DemoSlow, HeldOutLoss) {
   const double count = static_cast<double>(windows * (tokens - 1));
   RecordProperty("mean_nll", std::to_string(sum / count));
   RecordProperty("worst_token_error", std::to_string(worst));
-  std::printf("%s: mean nll %.6f, golden %.6f, worst token off by %.2e\n", GetParam(), sum / count,
+  std::printf("%s: mean nll %.6f, golden %.6f, worst token off by %.2e\n", GetParam().c_str(), sum / count,
               golden_sum / count, worst);
   EXPECT_NEAR(sum / count, golden_sum / count, 2e-3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Demo, testing::Values("reference", "cpu"),
-                         [](const auto& info) { return std::string(info.param); });
-INSTANTIATE_TEST_SUITE_P(Backends, DemoSlow, testing::Values("reference", "cpu"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Backends, Demo, testing::ValuesIn(with_gpu({"reference", "cpu"})),
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, DemoSlow, testing::ValuesIn(with_gpu({"reference", "cpu"})),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace nibble

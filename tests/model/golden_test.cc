@@ -7,6 +7,7 @@
 #include <set>
 
 #include "golden_file.h"
+#include "gpu.h"
 #include "model/test_model.h"
 #include "ops/cpu/isa.h"
 
@@ -31,13 +32,19 @@ class Golden : public testing::TestWithParam<Case> {
   GoldenFile golden_{golden_directory(GetParam().model) + "/golden.safetensors"};
 };
 
-// The largest |a - b| over the rows, relative to the largest |b| of its row.
-double worst_relative_error(const std::vector<float>& a, const std::vector<float>& b, size_t cols) {
-  EXPECT_EQ(a.size(), b.size());
+// The largest |mine - wanted| over the rows that `wanted` has, relative to the largest |wanted| of its row.
+double worst_relative_error(Rows<const float> mine, std::span<const float> wanted,
+                            const std::vector<int32_t>& rows) {
+  const auto cols = static_cast<size_t>(mine.cols);
+  EXPECT_FALSE(rows.empty());
+  EXPECT_EQ(wanted.size(), rows.size() * cols);
+  EXPECT_EQ(rows.back(), mine.rows - 1);
   double worst = 0;
-  for (size_t row = 0; row < b.size() / cols; ++row) {
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const float* a = mine.row(rows[r]);
+    const float* b = wanted.data() + r * cols;
     double largest = 0, error = 0;
-    for (size_t i = row * cols; i < (row + 1) * cols; ++i) {
+    for (size_t i = 0; i < cols; ++i) {
       largest = std::max(largest, std::fabs(static_cast<double>(b[i])));
       error = std::max(error, std::fabs(static_cast<double>(a[i]) - b[i]));
       if (std::isnan(a[i])) return INFINITY;
@@ -47,12 +54,23 @@ double worst_relative_error(const std::vector<float>& a, const std::vector<float
   return worst;
 }
 
+// A dense view of the backend's memory.
+template <class T>
+std::vector<T> on_host(const TestModel& model, Rows<const T> view) {
+  EXPECT_EQ(view.stride, view.cols);
+  std::vector<T> data(static_cast<size_t>(view.rows * view.cols));
+  model.ops->memory().download(data.data(), view.data, static_cast<int64_t>(data.size() * sizeof(T)));
+  return data;
+}
+
 TEST_P(Golden, Logits) {
   for (int i = 0; i < 3; ++i) {
     std::string n = std::to_string(i);
     auto ids = golden_.get<int32_t>("prompt." + n);
-    double error = worst_relative_error(model_.logits(ids, ids.size()), golden_.get<float>("logits." + n),
-                                        static_cast<size_t>(model_.spec().vocab));
+    const std::vector<float> logits = model_.logits(ids, ids.size());
+    double error =
+        worst_relative_error({logits.data(), std::ssize(ids), model_.spec().vocab},
+                             golden_.get<float>("logits." + n), golden_.rows("logits." + n, ids.size()));
     RecordProperty("relative_error_" + n, fmt::format("{:.2e}", error));
     EXPECT_LT(error, 2e-3) << "prompt " << i;
     // What float32 gives: an error of the arithmetic, not of the model, shows long before the bar.
@@ -62,22 +80,24 @@ TEST_P(Golden, Logits) {
 
 TEST_P(Golden, HiddenStatesAndExpertsOfEveryLayer) {
   auto ids = golden_.get<int32_t>("prompt.0");
-  // The files of families with plain layers hold no hidden states, for the size of the tree.
-  const std::vector<float> hidden =
-      golden_.has("hidden.0") ? golden_.get<float>("hidden.0") : std::vector<float>();
-  const size_t tokens = ids.size(), width = static_cast<size_t>(model_.spec().residual_width());
+  const std::vector<float> hidden = golden_.get<float>("hidden.0");
+  const std::vector<int32_t> rows = golden_.rows("hidden.0", ids.size());
+  const size_t tokens = ids.size(),
+               layer_size = rows.size() * static_cast<size_t>(model_.spec().residual_width());
+  ASSERT_EQ(hidden.size(), (model_.spec().layers.size() + 1) * layer_size);
   std::set<size_t> layers_seen, routers_seen;
   Trace trace;
-  trace.hidden = [&](size_t layer, Rows<const float> x) {
+  trace.hidden = [&](size_t layer, Rows<const float> view) {
     layers_seen.insert(layer);
-    if (hidden.empty()) return;
-    std::vector<float> mine(x.data, x.data + x.rows * x.cols);
-    std::vector<float> wanted(hidden.begin() + static_cast<int64_t>(layer * tokens * width),
-                              hidden.begin() + static_cast<int64_t>((layer + 1) * tokens * width));
-    EXPECT_LT(worst_relative_error(mine, wanted, width), 2e-5) << "after layer " << layer;
+    const std::vector<float> data = on_host(model_, view);
+    const Rows<const float> x(data.data(), view.rows, view.cols);
+    const std::span<const float> wanted = std::span(hidden).subspan(layer * layer_size, layer_size);
+    EXPECT_LT(worst_relative_error(x, wanted, rows), 2e-5) << "after layer " << layer;
   };
-  trace.experts = [&](size_t layer, Rows<const int32_t> chosen) {
+  trace.experts = [&](size_t layer, Rows<const int32_t> view) {
     routers_seen.insert(layer);
+    const std::vector<int32_t> data = on_host(model_, view);
+    const Rows<const int32_t> chosen(data.data(), view.rows, view.cols);
     auto wanted = golden_.get<int32_t>("router.0." + std::to_string(layer));
     for (size_t t = 0; t < tokens; ++t) {
       std::set<int32_t> mine(chosen.row(static_cast<int64_t>(t)),
@@ -199,7 +219,7 @@ TEST_P(Golden, CopiedAndSavedSequencesGoOnWithTheSameBits) {
   kv.check_integrity();
 }
 
-// Every model on the reference and on every instruction set of this machine.
+// Every model on the reference, on every instruction set of this machine and on its GPU.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const char* model :
@@ -207,6 +227,7 @@ std::vector<Case> cases() {
         "mixtral-nvfp4", "minimax_m2-nvfp4", "deepseek_v3-nvfp4", "gpt_oss-mxfp4", "glm5_next-nvfp4"}) {
     const bool bf16_rope = std::string(model) == "laguna";
     all.push_back({model, "reference", "", bf16_rope});
+    if (gpu_status().ok()) all.push_back({model, "cuda", "", bf16_rope});
     for (const cpu::Kernels* kernels : cpu::usable_kernels())
       all.push_back({model, "cpu", kernels->isa, bf16_rope});
   }

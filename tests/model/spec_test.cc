@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "places.h"
+
 namespace nibble {
 namespace {
 
 nlohmann::ordered_json demo_config() {
-  std::ifstream file(std::string(NIBBLE_SOURCE_DIR) + "/models/demo/config.json");
+  std::ifstream file(demo_directory() + "/config.json");
   return nlohmann::ordered_json::parse(file);
 }
 

@@ -11,20 +11,16 @@
 #include "checkpoint/checkpoint.h"
 #include "model/decoder.h"
 #include "ops/backend.h"
+#include "places.h"
 #include "quant/float_codes.h"
 
 namespace nibble {
-
-inline std::string golden_directory(const std::string& name) {
-  return std::string(NIBBLE_BINARY_DIR) + "/golden/" + name;
-}
-inline std::string demo_directory() { return std::string(NIBBLE_SOURCE_DIR) + "/models/demo"; }
 
 struct TestModel {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<WeightSource> weights;
   std::unique_ptr<Decoder> decoder;
-  std::vector<std::vector<float>> rounded_inv_freq;
+  std::vector<Buffer> rounded_inv_freq;
 
   const ModelSpec& spec() const { return decoder->spec(); }
 
@@ -45,7 +41,7 @@ struct TestModel {
   }
 };
 
-// bf16_rope: with RoPE frequencies rounded to bfloat16; for host backends.
+// bf16_rope: with RoPE frequencies rounded to bfloat16.
 inline TestModel load_test_model(std::unique_ptr<WeightSource> source, const ModelSpec& spec,
                                  const std::string& backend, DecoderOptions options,
                                  const BackendOptions& backend_options = {}, bool bf16_rope = false) {
@@ -58,9 +54,14 @@ inline TestModel load_test_model(std::unique_ptr<WeightSource> source, const Mod
   EXPECT_TRUE(weights.ok()) << weights.status().message();
   if (bf16_rope) {
     for (std::span<const float>& inv_freq : weights->rope_inv_freq) {
-      std::vector<float>& rounded = model.rounded_inv_freq.emplace_back();
-      for (float f : inv_freq) rounded.push_back(bf16_to_float(float_to_bf16(f)));
-      inv_freq = rounded;
+      Memory& memory = model.ops->memory();
+      std::vector<float> rounded(inv_freq.size());
+      const auto bytes = static_cast<int64_t>(inv_freq.size_bytes());
+      memory.download(rounded.data(), inv_freq.data(), bytes);
+      for (float& f : rounded) f = bf16_to_float(float_to_bf16(f));
+      model.rounded_inv_freq.push_back(Buffer::allocate(memory, bytes, "rounded frequencies").value());
+      memory.upload(model.rounded_inv_freq.back().as<float>(), rounded.data(), bytes);
+      inv_freq = {model.rounded_inv_freq.back().as<const float>(), rounded.size()};
     }
   }
   auto decoder = Decoder::create(*model.ops, spec, std::move(weights).value(), options);

@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "base/numbers.h"
+#include "gpu.h"
 #include "ops/backend.h"
 #include "ops/cpu/isa.h"
+#include "ops/on_host_data.h"
 #include "quant/float_codes.h"
 #include "quant/nvfp4.h"
 
@@ -35,6 +37,7 @@ inline std::ostream& operator<<(std::ostream& out, const BackendCase& backend) {
 inline std::vector<BackendCase> all_backends() {
   std::vector<BackendCase> cases = {{"reference", ""}};
   for (const cpu::Kernels* kernels : cpu::usable_kernels()) cases.push_back({"cpu", kernels->isa});
+  if (gpu_status().ok()) cases.push_back({"cuda", ""});
   return cases;
 }
 
@@ -42,17 +45,17 @@ inline std::string case_name(const ::testing::TestParamInfo<BackendCase>& info) 
   return info.param.isa.empty() ? info.param.name : info.param.name + "_" + info.param.isa;
 }
 
-inline std::unique_ptr<Ops> make_ops(const BackendCase& backend, int threads = 2) {
+inline std::unique_ptr<OnHostData> make_ops(const BackendCase& backend, int threads = 2) {
   BackendOptions options;
   options.threads = threads;
   options.cpu_isa = backend.isa;
-  return make_backend(backend.name, options).value();
+  return std::make_unique<OnHostData>(make_backend(backend.name, options).value());
 }
 
 // The law or accuracy holds on every backend: INSTANTIATE_ON_ALL_BACKENDS(Suite).
 class OnEveryBackend : public ::testing::TestWithParam<BackendCase> {
  protected:
-  std::unique_ptr<Ops> ops_ = make_ops(GetParam());
+  std::unique_ptr<OnHostData> ops_ = make_ops(GetParam());
 };
 #define INSTANTIATE_ON_ALL_BACKENDS(suite) \
   INSTANTIATE_TEST_SUITE_P(All, suite, ::testing::ValuesIn(all_backends()), case_name)

@@ -62,12 +62,12 @@ struct Scratch {
   ExpertScratch view() { return {gathered.view(), gate.view(), up.view(), down.view()}; }
 };
 
-RowsBuffer expert_ffn(Ops& ops, const Layer& layer, int64_t first = 0, int64_t count = -1) {
+RowsBuffer expert_ffn(OnHostData& ops, const Layer& layer, int64_t first = 0, int64_t count = -1) {
   if (count < 0) count = layer.shape.tokens;
   Scratch scratch(layer.shape);
   RowsBuffer out(count, layer.shape.model);
   Rows<const int32_t> ids(layer.ids.data(), layer.shape.tokens, layer.shape.chosen);
-  const std::unique_ptr<PlacedExperts> placed = ops.place_experts(layer.experts).value();
+  const std::unique_ptr<PlacedExperts> placed = ops.place_experts(layer.experts);
   ops.expert_ffn({layer.x.read().slice(first, count), ids.slice(first, count),
                   layer.weights.read().slice(first, count), *placed, layer.activation, scratch.view(),
                   out.view()});
@@ -75,7 +75,7 @@ RowsBuffer expert_ffn(Ops& ops, const Layer& layer, int64_t first = 0, int64_t c
 }
 
 // The sum of unfused operations, one (token, expert) pair after the other.
-RowsBuffer unfused(Ops& ops, const Layer& layer) {
+RowsBuffer unfused(OnHostData& ops, const Layer& layer) {
   const Shape& s = layer.shape;
   RowsBuffer out(s.tokens, s.model), gate(1, s.width), up(1, s.width), down(1, s.model);
   for (int64_t t = 0; t < s.tokens; ++t) {
@@ -198,7 +198,7 @@ TEST_P(ExpertFfn, ChunksAndThreadsChangeNoBit) {
     }
   }
   for (int threads : {1, 2, 3, 7}) {
-    std::unique_ptr<Ops> ops = make_ops(GetParam(), threads);
+    std::unique_ptr<OnHostData> ops = make_ops(GetParam(), threads);
     EXPECT_TRUE(same_bits(expert_ffn(*ops, layer).view(), wanted.view())) << threads << " threads";
   }
 }

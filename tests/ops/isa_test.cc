@@ -7,10 +7,10 @@ namespace {
 
 TEST(Isa, TheForcedOneRuns) {
   for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
-    std::unique_ptr<Ops> ops = make_ops({"cpu", kernels->isa});
-    EXPECT_NE(ops->description().find("cpu (" + std::string(kernels->isa) + ")"), std::string::npos)
-        << ops->description();
-    EXPECT_EQ(ops->name(), "cpu");
+    std::unique_ptr<OnHostData> ops = make_ops({"cpu", kernels->isa});
+    EXPECT_NE(ops->ops().description().find("cpu (" + std::string(kernels->isa) + ")"), std::string::npos)
+        << ops->ops().description();
+    EXPECT_EQ(ops->ops().name(), "cpu");
     EXPECT_EQ(cpu::find_kernels(kernels->isa).value(), kernels);
   }
   EXPECT_EQ(cpu::find_kernels("").value(), cpu::usable_kernels().front());

@@ -1,3 +1,5 @@
+#include <tuple>
+
 #include "ops/backends.h"
 
 namespace nibble::testing {
@@ -6,7 +8,7 @@ namespace {
 class Linear : public OnEveryBackend {
  protected:
   RowsBuffer run(const RowsBuffer& x, const Matrix& w, int64_t gap = 0) { return run(*ops_, x, w, gap); }
-  static RowsBuffer run(Ops& ops, const RowsBuffer& x, const Matrix& w, int64_t gap = 0) {
+  static RowsBuffer run(OnHostData& ops, const RowsBuffer& x, const Matrix& w, int64_t gap = 0) {
     RowsBuffer out(x.view().rows, w.n, gap);
     ops.linear(x.view(), w, out.view());
     return out;
@@ -51,6 +53,55 @@ TEST_P(Linear, AgreesWithTheFormula) {
                         "n " + std::to_string(n) + ", row " + std::to_string(t) + " of " +
                             std::to_string(rows) + ", K " + std::to_string(shape.k));
           }
+        }
+      }
+    }
+  }
+}
+
+// Heads side by side in wider rows: what lies between them is neither read nor written.
+TEST_P(Linear, HeadsAgreeWithTheFormula) {
+  Random random(10);
+  for (MatrixFormat format : {MatrixFormat::kF32, MatrixFormat::kBF16, MatrixFormat::kNvfp4}) {
+    Judge judge("linear_heads_" + std::string(matrix_format_name(format)));
+    for (auto [heads, n, k] : {std::tuple<int64_t, int64_t, int64_t>{1, 5, 16}, {3, 33, 48}, {4, 128, 272}}) {
+      const int64_t x_head = k + 3, out_head = n + 2;
+      std::vector<TestMatrix> own;
+      std::vector<Matrix> w_H;
+      own.reserve(static_cast<size_t>(heads));
+      for (int64_t h = 0; h < heads; ++h) w_H.push_back(own.emplace_back(random, format, n, k, 0.5f).matrix);
+      for (int64_t rows : {1, 2, 9, 33}) {
+        RowsBuffer x(rows, heads * x_head, 1), out(rows, heads * out_head, 2), alone(1, heads * out_head);
+        for (int64_t t = 0; t < rows; ++t) {
+          for (int64_t i = 0; i < heads * x_head; ++i)
+            if (i % x_head < k) x.view().row(t)[i] = random.normal();
+        }
+        ops_->linear_heads(x.read(), x_head, w_H, out.view(), out_head);
+        EXPECT_TRUE(out.gaps_untouched());
+        std::vector<float> weights(static_cast<size_t>(k));
+        for (int64_t h = 0; h < heads; ++h) {
+          for (int64_t i = 0; i < out_head; ++i) {
+            if (i < n) dequantize_row(w_H[static_cast<size_t>(h)], i, weights.data());
+            for (int64_t t = 0; t < rows; ++t) {
+              const float found = out.view().row(t)[h * out_head + i];
+              if (i >= n) {
+                EXPECT_TRUE(std::isnan(found));
+                continue;
+              }
+              double sum = 0, magnitude = 0;
+              for (int64_t c = 0; c < k; ++c) {
+                const double product =
+                    static_cast<double>(x.view().row(t)[h * x_head + c]) * weights[static_cast<size_t>(c)];
+                sum += product, magnitude += std::fabs(product);
+              }
+              judge.check(found, sum, (2.0 * static_cast<double>(k) / 16 + 10) * kEpsilon * magnitude,
+                          "head " + std::to_string(h) + ", K " + std::to_string(k));
+            }
+          }
+        }
+        for (int64_t t = 0; t < rows; ++t) {
+          ops_->linear_heads(x.read().slice(t, 1), x_head, w_H, alone.view(), out_head);
+          EXPECT_TRUE(same_bits(alone.read(), out.read().slice(t, 1)));
         }
       }
     }
@@ -180,7 +231,7 @@ TEST_P(Linear, ThreadsAndStridesChangeNoBit) {
       RowsBuffer x = RowsBuffer::random(random, rows, k);
       RowsBuffer wanted = run(x, w.matrix);
       for (int threads : {1, 2, 3, 7}) {
-        std::unique_ptr<Ops> ops = make_ops(GetParam(), threads);
+        std::unique_ptr<OnHostData> ops = make_ops(GetParam(), threads);
         EXPECT_TRUE(same_bits(run(*ops, x, w.matrix).view(), wanted.view())) << threads << " threads";
       }
       EXPECT_TRUE(same_bits(run(x.with_gap(3), w.matrix, 5).view(), wanted.view()));

@@ -40,6 +40,48 @@ TEST_P(RowOps, RmsNorm) {
   }
 }
 
+TEST_P(RowOps, LayerNorm) {
+  Judge judge("layer_norm");
+  Random random(40);
+  for (int64_t rows : kRowCounts) {
+    for (int64_t cols : kWidths) {
+      RowsBuffer x = RowsBuffer::random(random, rows, cols, 2), out(rows, cols, 3);
+      const float shift = 5 * random.normal();
+      for (int64_t t = 0; t < rows; ++t) {
+        for (int64_t i = 0; i < cols; ++i) x.view().row(t)[i] += shift;
+      }
+      std::vector<float> weight = random.floats(cols), bias = random.floats(cols);
+      ops_->layer_norm(x.view(), weight.data(), bias.data(), 1e-6f, out.view());
+      EXPECT_TRUE(out.gaps_untouched());
+      for (int64_t t = 0; t < rows; ++t) {
+        double sum = 0, square = 0, largest = 0;
+        for (int64_t i = 0; i < cols; ++i) sum += x.view().row(t)[i];
+        const double mean = sum / static_cast<double>(cols);
+        for (int64_t i = 0; i < cols; ++i) {
+          square += std::pow(x.view().row(t)[i] - mean, 2);
+          largest = std::max(largest, std::fabs(double{x.view().row(t)[i]}));
+        }
+        const double scale = 1 / std::sqrt(square / static_cast<double>(cols) + 1e-6f);
+        for (int64_t i = 0; i < cols; ++i) {
+          const double normed = (x.view().row(t)[i] - mean) * scale * weight[static_cast<size_t>(i)];
+          const double wanted = normed + bias[static_cast<size_t>(i)];
+          // The mean is off by a share of the largest value; that shifts all.
+          const double roundings = (static_cast<double>(cols) / 16 + 10) * kEpsilon;
+          judge.check(out.view().row(t)[i], wanted,
+                      roundings * (std::fabs(normed) + std::fabs(wanted) +
+                                   largest * scale * std::fabs(weight[static_cast<size_t>(i)])),
+                      std::to_string(cols) + " columns");
+        }
+        RowsBuffer alone(1, cols);
+        ops_->layer_norm(x.read().slice(t, 1), weight.data(), bias.data(), 1e-6f, alone.view());
+        EXPECT_TRUE(same_bits(alone.view(), out.view().slice(t, 1)));
+      }
+      ops_->layer_norm(x.view(), weight.data(), bias.data(), 1e-6f, x.view());  // in place
+      EXPECT_TRUE(same_bits(x.view(), out.view()));
+    }
+  }
+}
+
 TEST_P(RowOps, Rope) {
   Judge judge("rope");
   Random random(32);
@@ -251,6 +293,27 @@ TEST_P(RowOps, AddBias) {
       for (int64_t t = 0; t < rows; ++t) {
         for (int64_t i = 0; i < cols; ++i)
           ASSERT_EQ(x.view().row(t)[i], before.view().row(t)[i] + bias[static_cast<size_t>(i)]);
+      }
+    }
+  }
+}
+
+TEST_P(RowOps, CopyAndGather) {
+  Random random(45);
+  for (int64_t rows : kRowCounts) {
+    for (int64_t cols : kWidths) {
+      const RowsBuffer x = RowsBuffer::random(random, rows, cols, 1);
+      RowsBuffer out(rows, cols, 2);
+      ops_->copy(x.read(), out.view());
+      EXPECT_TRUE(out.gaps_untouched() && same_bits(x.read(), out.read()));
+      std::vector<int32_t> indices;
+      for (int64_t i = 0; i < rows + 2; ++i) indices.push_back(static_cast<int32_t>(random.below(rows)));
+      RowsBuffer gathered(rows + 2, cols, 3);
+      ops_->gather(x.read(), indices, gathered.view());
+      EXPECT_TRUE(gathered.gaps_untouched());
+      for (int64_t i = 0; i < rows + 2; ++i) {
+        EXPECT_TRUE(
+            same_bits(x.read().slice(indices[static_cast<size_t>(i)], 1), gathered.read().slice(i, 1)));
       }
     }
   }

@@ -23,7 +23,7 @@ def story(*args, **more):
 
 def test_version_and_help():
     assert re.fullmatch(r"nibble \d+\.\d+\.\d+\n", nibble("--version"))
-    for command in ["run", "inspect", "logits", "tokenize", "detokenize", "quantize", "convert"]:
+    for command in ["run", "inspect", "logits", "tokenize", "detokenize", "quantize", "convert", "doctor"]:
         assert command in nibble("--help")
         assert "--help" in nibble(command, "--help")
 
@@ -91,6 +91,18 @@ def test_logits_against_the_golden_file_in_any_chunks(tmp_path, device):
     assert found[0].dtype == np.float32 and found[0].shape == wanted.shape
     assert all(np.array_equal(found[0], other) for other in found)
     assert (np.abs(found[0] - wanted).max(1) / np.abs(wanted).max(1)).max() < 2e-5
+
+
+def test_doctor_says_what_is_here_and_what_is_not():
+    report = nibble("doctor")
+    for device in ["cpu", "cuda", "reference"]:
+        assert re.search(rf"^{device}\s+\S", report, re.M)
+    assert re.search(r"^cpu .*\n\s+self-test passed$", report, re.M)
+    cuda = subprocess.run([NIBBLE, "doctor", "--device", "cuda"], capture_output=True, timeout=300)
+    if re.search("^cuda +not here", report, re.M):
+        assert cuda.returncode == 1 and re.fullmatch(r".*CUDA.*\n", cuda.stderr.decode())
+    else:
+        assert cuda.returncode == 0 and "self-test passed" in cuda.stdout.decode()
 
 
 class Terminal:

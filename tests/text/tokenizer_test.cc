@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "text/tokenizer_parts.h"
+#include "places.h"
 
 namespace nibble {
 namespace {
@@ -50,7 +51,7 @@ json then_byte_level(const json& step) {
 }
 
 TEST(Tokenizer, DemoModelEqualsThePackage) {
-  const std::string root = NIBBLE_SOURCE_DIR;
+  const std::string root = source_directory();
   Result<Tokenizer> tokenizer = Tokenizer::load(FileSystem::posix(), root + "/models/demo");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   Result<std::string> text =
@@ -240,7 +241,7 @@ TEST(Tokenizer, InvalidTextIsRepaired) {
 // A law: without a normalizer, decoding what was encoded gives the text.
 TEST(Tokenizer, RoundTripOfRandomText) {
   Result<Tokenizer> tokenizer =
-      Tokenizer::load(FileSystem::posix(), std::string(NIBBLE_SOURCE_DIR) + "/models/demo");
+      Tokenizer::load(FileSystem::posix(), demo_directory());
   ASSERT_TRUE(tokenizer.ok());
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
@@ -256,7 +257,7 @@ TEST(Tokenizer, RoundTripOfRandomText) {
 TEST(Tokenizer, LongTextsEnd) {
   Tokenizer small = make(small_tokenizer());
   Result<Tokenizer> demo =
-      Tokenizer::load(FileSystem::posix(), std::string(NIBBLE_SOURCE_DIR) + "/models/demo");
+      Tokenizer::load(FileSystem::posix(), demo_directory());
   ASSERT_TRUE(demo.ok());
   auto nfc_file = small_tokenizer();
   nfc_file["normalizer"] = {{"type", "NFC"}};
@@ -285,7 +286,7 @@ TEST(Tokenizer, AHostilePatternIsAnErrorNotAHang) {
 
 TEST(Tokenizer, OneTokenizerServesManyThreads) {
   Result<Tokenizer> demo =
-      Tokenizer::load(FileSystem::posix(), std::string(NIBBLE_SOURCE_DIR) + "/models/demo");
+      Tokenizer::load(FileSystem::posix(), demo_directory());
   ASSERT_TRUE(demo.ok());
   const std::string text = "It's 12345 o'clock <|end|> \u65e5\u672c\u8a9e; don't!";
   const Ids wanted = encode(*demo, text);

@@ -74,7 +74,7 @@ ModelSpec glm5_next_spec(Config outer) {
   spec.activation = {.kind = ActivationSpec::Kind::kSiluClamped};
   spec.activation.limit = static_cast<float>(config.number("swiglu_limit", 0.01, 1e6, 10.0));
   HyperSpec hyper;
-  hyper.streams = config.integer("hc_mult", 1, 16, 4);
+  hyper.streams = config.integer("hc_mult", 1, limits::kStreams, 4);
   hyper.sinkhorn_iterations = config.integer("hc_sinkhorn_iters", 1, 1000, 20);
   hyper.eps = static_cast<float>(config.number("hc_eps", 0, 1, 1e-6));
   spec.hyper = hyper;
