@@ -85,6 +85,14 @@ struct QuantizeCommandOptions {
 };
 Status quantize_command(const QuantizeCommandOptions& options);
 
+struct ConvertCommandOptions {
+  std::string source, destination;
+  std::string type;                          // --type: nvfp4; empty: blocks without an equivalent become BF16
+  int threads = 0;                           // -t; 0: as many as this process may use
+  uint64_t max_shard_bytes = 5'000'000'000;  // --max-shard-size
+};
+Status convert_command(const ConvertCommandOptions& options);
+
 struct DoctorOptions {
   std::string device;  // --device; empty: all
 };

@@ -1,4 +1,4 @@
-// nibble inspect: what a model directory holds, and what would not load and why.
+// nibble inspect: what a model's files hold, and what would not load and why.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -6,15 +6,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/numbers.h"
-#include "checkpoint/checkpoint.h"
 #include "commands.h"
-#include "engine/chat_format.h"
-#include "engine/generation_config.h"
+#include "engine/model_source.h"
 #include "model/spec.h"
 #include "model/weights.h"
 #include "model_path.h"
 #include "ops/backend.h"
-#include "text/tokenizer.h"
 
 namespace nibble {
 namespace {
@@ -22,70 +19,55 @@ namespace {
 // What a tensor is for, by its name; for people.
 std::string kind_of(const std::string& name) {
   auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
-  if (has("shared_expert")) return "shared expert";
-  if (has("experts.") && !has("e_score_correction_bias")) return "routed experts";
-  if (has("e_score_correction_bias") || has("mlp.gate.") || has("router")) return "router";
-  if (has("embed_tokens")) return "embedding";
-  if (has("lm_head")) return "head";
+  // Names of GGUF stand beside those of the other files; no part of one is in a name of another kind.
+  if (has("shared_expert") || has("_shexp.")) return "shared expert";
+  if ((has("experts.") && !has("e_score_correction_bias")) || has("_exps.")) return "routed experts";
+  if (has("e_score_correction_bias") || has("mlp.gate.") || has("router") || has("ffn_gate_inp.") ||
+      has("exp_probs_b"))
+    return "router";
+  if (has("embed_tokens") || has("token_embd")) return "embedding";
+  if (has("lm_head") || name.starts_with("output.")) return "head";
   if (has("norm")) return "norms";
-  if (has("self_attn")) return "attention";
-  if (has("mlp")) return "dense feed-forward";
+  if (has("self_attn") || has(".attn_")) return "attention";
+  if (has("mlp") || has(".ffn_")) return "dense feed-forward";
   return "other";
-}
-
-// The format that a tensor belongs to: 4-bit codes and their scales count together.
-std::string format_of(const Checkpoint& checkpoint, const TensorInfo& tensor) {
-  auto strip = [&](const std::string& end) {
-    return tensor.name.ends_with(end) ? tensor.name.substr(0, tensor.name.size() - end.size())
-                                      : std::string();
-  };
-  for (const char* end : {".weight", ".weight_packed", ".weight_scale", ".weight_scale_2",
-                          ".weight_global_scale", ".input_scale", ".input_global_scale"}) {
-    std::string prefix = strip(end);
-    if (!prefix.empty() &&
-        (checkpoint.has(prefix + ".weight_scale_2") || checkpoint.has(prefix + ".weight_global_scale"))) {
-      return "NVFP4";
-    }
-  }
-  return std::string(dtype_name(tensor.dtype));
 }
 
 struct Report {
   std::map<std::pair<std::string, std::string>, int64_t> bytes;  // by kind and format
   std::vector<std::string> problems;                             // why it would not load
   std::optional<ModelSpec> spec;
-  std::optional<Checkpoint> checkpoint;
+  std::unique_ptr<WeightSource> weights;
   std::optional<int64_t> bytes_per_token;
   std::optional<int32_t> tokenizer_vocab;
   bool chat_template = false;
 };
 
-Report examine(const std::string& directory) {
-  const FileSystem& files = FileSystem::posix();
+Report examine(const ModelSource& source) {
   Report report;
   auto note = [&](const Status& status) {
     if (!status.ok()) report.problems.push_back(status.message());
     return status.ok();
   };
-  if (auto spec = load_spec(files, directory); note(spec.status())) report.spec = std::move(*spec);
-  if (report.spec) note(GenerationConfig::load(files, directory, report.spec->vocab).status());
-  if (auto tokenizer = Tokenizer::load(files, directory); note(tokenizer.status())) {
+  if (auto spec = source.spec(); note(spec.status())) report.spec = std::move(*spec);
+  if (report.spec) note(source.generation(report.spec->vocab).status());
+  if (auto tokenizer = source.tokenizer(); note(tokenizer.status())) {
     report.tokenizer_vocab = tokenizer->vocab_size();
   }
-  if (auto chat = ChatFormat::load(files, directory); note(chat.status()))
-    report.chat_template = chat->has_template();
-  auto checkpoint = Checkpoint::open(files, directory);
-  if (!note(checkpoint.status())) return report;
-  report.checkpoint = std::move(*checkpoint);
-  for (const TensorInfo* tensor : report.checkpoint->tensors()) {
-    report.bytes[{kind_of(tensor->name), format_of(*report.checkpoint, *tensor)}] += tensor->bytes;
+  if (auto chat = source.chat(); note(chat.status())) report.chat_template = chat->has_template();
+  // Without a spec the tensors can be listed all the same.
+  auto weights = source.weights(report.spec.value_or(ModelSpec()));
+  if (!note(weights.status())) return report;
+  report.weights = std::move(*weights);
+  for (const StoredTensor& tensor : report.weights->stored()) {
+    report.bytes[{kind_of(tensor.name), std::string(tensor.format)}] += tensor.bytes;
   }
   if (!report.spec) return report;
   // The reference backend takes weights as they lie in the file, so this reads scales and vectors only.
   auto ops = make_backend("reference", {.threads = 1});
   if (!note(ops.status())) return report;
-  auto weights = load_weights(*report.spec, *report.checkpoint, **ops);
-  if (note(weights.status())) report.bytes_per_token = weight_bytes_per_token(*report.spec, *weights);
+  auto loaded = load_weights(*report.spec, *report.weights, **ops);
+  if (note(loaded.status())) report.bytes_per_token = weight_bytes_per_token(*report.spec, *loaded);
   return report;
 }
 
@@ -138,20 +120,17 @@ void print_text(const Report& report, const InspectOptions& options) {
   }
   if (report.tokenizer_vocab) fmt::print("tokenizer      {} tokens\n", *report.tokenizer_vocab);
   fmt::print("chat template  {}\n", report.chat_template ? "yes" : "no");
-  if (report.checkpoint) {
-    const Checkpoint& checkpoint = *report.checkpoint;
-    fmt::print("tensors        {}, {}\n", checkpoint.tensors().size(),
-               format_bytes(checkpoint.total_bytes()));
+  if (report.weights) {
+    const std::vector<StoredTensor> tensors = report.weights->stored();
+    const int64_t total_bytes = report.weights->total_bytes();
+    fmt::print("tensors        {}, {}\n", tensors.size(), format_bytes(total_bytes));
     for (const auto& [key, bytes] : report.bytes) {
       fmt::print("  {:<20} {:<8} {:>12}  {:5.1f}%\n", key.first, key.second, format_bytes(bytes),
-                 100.0 * static_cast<double>(bytes) /
-                     static_cast<double>(std::max<int64_t>(checkpoint.total_bytes(), 1)));
+                 100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total_bytes, 1)));
     }
     if (options.tensors) {
-      for (const TensorInfo* tensor : checkpoint.tensors()) {
-        fmt::print("  {:<70} {:<8} {}\n", tensor->name, dtype_name(tensor->dtype),
-                   format_shape(tensor->shape));
-      }
+      for (const StoredTensor& tensor : tensors)
+        fmt::print("  {:<70} {:<8} {}\n", tensor.name, tensor.dtype, format_shape(tensor.shape));
     }
   }
   if (report.bytes_per_token)
@@ -172,15 +151,15 @@ void print_json(const Report& report, const InspectOptions& options) {
   }
   if (report.tokenizer_vocab) json["tokenizer_vocab_size"] = *report.tokenizer_vocab;
   json["chat_template"] = report.chat_template;
-  if (report.checkpoint) {
-    json["total_bytes"] = report.checkpoint->total_bytes();
+  if (report.weights) {
+    json["total_bytes"] = report.weights->total_bytes();
     for (const auto& [key, bytes] : report.bytes) json["bytes"][key.first][key.second] = bytes;
     if (options.tensors) {
-      for (const TensorInfo* tensor : report.checkpoint->tensors()) {
-        json["tensors"].push_back({{"name", tensor->name},
-                                   {"dtype", dtype_name(tensor->dtype)},
-                                   {"shape", tensor->shape},
-                                   {"bytes", tensor->bytes}});
+      for (const StoredTensor& tensor : report.weights->stored()) {
+        json["tensors"].push_back({{"name", tensor.name},
+                                   {"dtype", tensor.dtype},
+                                   {"shape", tensor.shape},
+                                   {"bytes", tensor.bytes}});
       }
     }
   }
@@ -192,8 +171,10 @@ void print_json(const Report& report, const InspectOptions& options) {
 }  // namespace
 
 Status inspect_command(const InspectOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
-  const Report report = examine(directory);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string path, find_model(options.model));
+  NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSource> source,
+                          ModelSource::open(FileSystem::posix(), path));
+  const Report report = examine(*source);
   if (options.json) {
     print_json(report, options);
   } else {

@@ -11,6 +11,7 @@
 #include "arithmetic.h"
 #include "base/log.h"
 #include "commands.h"
+#include "engine/model_source.h"
 #include "ids.h"
 #include "model/loaded_model.h"
 #include "model_path.h"
@@ -39,7 +40,12 @@ std::string npy_header(int64_t rows, int64_t cols) {
 Status check_output(const std::string& output, const std::string& model) {
   std::error_code ignored;
   const std::filesystem::path parent = std::filesystem::absolute(output).parent_path();
-  if (std::filesystem::equivalent(parent, model, ignored) && std::filesystem::exists(output, ignored)) {
+  // A GGUF file may lie among files that are no model's: there only weights are not to be written over.
+  const bool is_file = !std::filesystem::is_directory(model, ignored);
+  const std::filesystem::path home =
+      is_file ? std::filesystem::absolute(model).parent_path() : std::filesystem::path(model);
+  if (is_file && !output.ends_with(".gguf")) return {};
+  if (std::filesystem::equivalent(parent, home, ignored) && std::filesystem::exists(output, ignored)) {
     return user_error("-o {}: is a file of the model", output);
   }
   return {};
@@ -59,9 +65,10 @@ Status logits_command(const LogitsOptions& options) {
   const ModelOptions& m = options.model;
   const FileSystem& files = FileSystem::posix();
   NIBBLE_ASSIGN_OR_RETURN(const ExpertArithmetic arithmetic, arithmetic_of(m));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(m.model));
-  NIBBLE_RETURN_IF_ERROR(check_output(options.output, directory));
-  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, directory));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string path, find_model(m.model));
+  NIBBLE_RETURN_IF_ERROR(check_output(options.output, path));
+  NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSource> source, ModelSource::open(files, path));
+  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, source->spec());
   for (int32_t id : ids) {
     if (id >= spec.vocab) return user_error("token id {} is outside the vocabulary of {}", id, spec.vocab);
   }
@@ -73,9 +80,10 @@ Status logits_command(const LogitsOptions& options) {
                           make_backend(m.device, backend_options(m)));
   const int64_t tokens = static_cast<int64_t>(ids.size());
   const int64_t chunk = std::min(m.prefill_chunk, tokens), vocab = spec.vocab;
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec));
   NIBBLE_ASSIGN_OR_RETURN(
       LoadedModel model,
-      load_model(files, directory, std::move(spec), std::move(ops),
+      load_model(std::move(weights), std::move(spec), std::move(ops),
                  {.kv = {.max_sequences = 1, .max_tokens = tokens, .max_new_tokens = chunk},
                   .max_rows = chunk,
                   .max_logit_rows = chunk,

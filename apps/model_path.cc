@@ -19,7 +19,9 @@ std::string cache_directory() {
 Result<std::string> find_model(const std::string& name) {
   const FileSystem& files = FileSystem::posix();
   if (files.is_directory(name)) return name;
-  if (files.exists(name)) return user_error("model '{}': is a file; give the directory that holds it", name);
+  if (files.exists(name) && name.ends_with(".gguf")) return name;
+  if (files.exists(name))
+    return user_error("model '{}': is a file; give the directory that holds it, or a .gguf file", name);
   std::string folder = "models--";
   for (char c : name) folder += c == '/' ? std::string("--") : std::string(1, c);
   const std::string cached = join_path(cache_directory(), folder);
@@ -34,8 +36,7 @@ Result<std::string> find_model(const std::string& name) {
   }
   return user_error(
       "model '{}': no such directory, nor in the cache at {}; give a directory with config.json, "
-      "tokenizer.json and "
-      "*.safetensors",
+      "tokenizer.json and *.safetensors, or a .gguf file",
       name, cache_directory());
 }
 

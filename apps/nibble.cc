@@ -61,7 +61,9 @@ void name_environment(CLI::App& command) {
 }
 
 void add_model(CLI::App& command, std::string& model) {
-  command.add_option("-m,--model", model, "Model directory: config.json, tokenizer.json, *.safetensors")
+  command
+      .add_option("-m,--model", model,
+                  "Model: a directory with config.json, tokenizer.json, *.safetensors, or a .gguf file")
       ->required();
 }
 
@@ -169,7 +171,7 @@ void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, T
                 DetokenizeOptions& detokenize, std::string& logits_ids, std::string& detokenize_ids) {
   CLI::App& i = *app.add_subcommand(
       "inspect", "Show a model's architecture, tensors and bytes, and what would not load");
-  i.add_option("model,-m,--model", inspect.model, "Model directory")->required();
+  i.add_option("model,-m,--model", inspect.model, "Model directory or .gguf file")->required();
   i.add_flag("--tensors", inspect.tensors, "List every tensor");
   i.add_flag("--json", inspect.json, "As JSON");
 
@@ -191,6 +193,18 @@ void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, T
   d.add_flag("--skip-special", detokenize.skip_special, "Leave special tokens out");
 }
 
+// How a command writes a model.
+void add_writing(CLI::App& command, int& threads, uint64_t& max_shard_bytes) {
+  command.add_option("-t,--threads", threads, "Threads (default: all CPUs that this process may use)")
+      ->check(CLI::Range(0, 1024));
+  command
+      .add_option("--max-shard-size", max_shard_bytes,
+                  "Largest file of weights, in bytes or as 5GB, 512MB (a tensor is never split)")
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 62))
+      ->default_str("5GB");
+}
+
 void add_quantize(CLI::App& app, QuantizeCommandOptions& o) {
   CLI::App& quantize = *app.add_subcommand("quantize", "Make a 4-bit model of a BF16, F16 or F32 one");
   quantize.add_option("source", o.source, "Model directory: config.json, *.safetensors")->required();
@@ -204,14 +218,20 @@ void add_quantize(CLI::App& app, QuantizeCommandOptions& o) {
                   "Routed experts, or the linear layers of attention, dense and shared feed-forward too")
       ->check(CLI::IsMember({"experts", "all-linear"}))
       ->capture_default_str();
-  quantize.add_option("-t,--threads", o.threads, "Threads (default: all CPUs that this process may use)")
-      ->check(CLI::Range(0, 1024));
-  quantize
-      .add_option("--max-shard-size", o.max_shard_bytes,
-                  "Largest file of weights, in bytes or as 5GB, 512MB (a tensor is never split)")
-      ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 62))
-      ->default_str("5GB");
+  add_writing(quantize, o.threads, o.max_shard_bytes);
+}
+
+void add_convert(CLI::App& app, ConvertCommandOptions& o) {
+  CLI::App& convert = *app.add_subcommand(
+      "convert", "Make a directory in ModelOpt's layout of a GGUF file or a compressed-tensors directory");
+  convert.add_option("source", o.source, "Model: a .gguf file, or a directory")->required();
+  convert.add_option("destination", o.destination, "Directory to make; goes on where a killed run ended")
+      ->required();
+  convert
+      .add_option("--type", o.type,
+                  "Format of the linear layers whose blocks have no equivalent (default: they become BF16)")
+      ->check(CLI::IsMember({"nvfp4"}));
+  add_writing(convert, o.threads, o.max_shard_bytes);
 }
 
 void add_doctor(CLI::App& app, DoctorOptions& o) {
@@ -269,10 +289,12 @@ int run_main(int argc, char** argv) {
   DetokenizeOptions detokenize;
   std::string logits_ids, detokenize_ids;
   QuantizeCommandOptions quantize;
+  ConvertCommandOptions convert;
   DoctorOptions doctor;
   add_run(app, run);
   add_others(app, inspect, logits, tokenize, detokenize, logits_ids, detokenize_ids);
   add_quantize(app, quantize);
+  add_convert(app, convert);
   add_doctor(app, doctor);
   for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     command->add_flag("-v,--verbose", verbose, "More lines about what happens")->group("Messages");
@@ -298,6 +320,7 @@ int run_main(int argc, char** argv) {
     if (app.got_subcommand("run")) return run_command(run);
     if (app.got_subcommand("inspect")) return inspect_command(inspect);
     if (app.got_subcommand("quantize")) return quantize_command(quantize);
+    if (app.got_subcommand("convert")) return convert_command(convert);
     if (app.got_subcommand("doctor")) return doctor_command(doctor);
     if (app.got_subcommand("tokenize")) return tokenize_command(tokenize);
     if (app.got_subcommand("logits")) {

@@ -32,7 +32,7 @@ Status quantize_command(const QuantizeCommandOptions& options) {
                                .threads = options.threads == 0 ? usable_cpus() : options.threads,
                                .max_shard_bytes = static_cast<int64_t>(options.max_shard_bytes),
                                .version = NIBBLE_VERSION,
-                               .progress = [&](const QuantizeProgress& progress) {
+                               .progress = [&](const JobProgress& progress) {
                                  line.update(progress.done_bytes, progress.total_bytes, progress.found_bytes);
                                }};
   const Result<QuantizeSummary> done = quantize_model(FileSystem::posix(), job);

@@ -5,15 +5,24 @@
 #include <cstdio>
 
 #include "commands.h"
+#include "engine/model_source.h"
 #include "ids.h"
 #include "model_path.h"
-#include "text/tokenizer.h"
 
 namespace nibble {
+namespace {
+
+Result<Tokenizer> load_tokenizer(const std::string& model) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string path, find_model(model));
+  NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSource> source,
+                          ModelSource::open(FileSystem::posix(), path));
+  return source->tokenizer();
+}
+
+}  // namespace
 
 Status tokenize_command(const TokenizeOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
-  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), directory));
+  NIBBLE_ASSIGN_OR_RETURN(const Tokenizer tokenizer, load_tokenizer(options.model));
   std::string text = options.text.value_or("");
   if (!options.text) {
     NIBBLE_ASSIGN_OR_RETURN(text, read_standard_input());
@@ -29,8 +38,7 @@ Status tokenize_command(const TokenizeOptions& options) {
 }
 
 Status detokenize_command(const DetokenizeOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, find_model(options.model));
-  NIBBLE_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(FileSystem::posix(), directory));
+  NIBBLE_ASSIGN_OR_RETURN(const Tokenizer tokenizer, load_tokenizer(options.model));
   std::vector<int32_t> ids = options.ids;
   if (ids.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(std::string text, read_standard_input());

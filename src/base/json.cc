@@ -40,4 +40,8 @@ Result<nlohmann::ordered_json> parse_json(std::string_view text, const std::stri
   }
 }
 
+std::string json_text(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
 }  // namespace nibble

@@ -1,4 +1,4 @@
-// JSON from untrusted files, bounded before it is parsed.
+// JSON from untrusted files, bounded before it is parsed; and JSON to files.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +20,8 @@ Status check_json_bounds(std::string_view text, const std::string& name);
 
 // `name` stands for the file in messages. Of duplicate keys the last one counts, as in Python.
 Result<nlohmann::ordered_json> parse_json(std::string_view text, const std::string& name);
+
+// The text of a file for people and programs: indented, with a newline at its end.
+std::string json_text(const nlohmann::ordered_json& json);
 
 }  // namespace nibble

@@ -126,6 +126,30 @@ std::vector<const TensorInfo*> Checkpoint::tensors() const {
   return infos;
 }
 
+std::vector<StoredTensor> Checkpoint::stored() const {
+  std::vector<StoredTensor> all;
+  for (const TensorInfo* tensor : tensors()) {
+    all.push_back({.name = tensor->name,
+                   .dtype = dtype_name(tensor->dtype),
+                   .format = format_of(*tensor),
+                   .shape = tensor->shape,
+                   .bytes = tensor->bytes});
+  }
+  return all;
+}
+
+// 4-bit codes and their scales count together.
+std::string_view Checkpoint::format_of(const TensorInfo& tensor) const {
+  for (const std::string_view end : {".weight", ".weight_packed", ".weight_scale", ".weight_scale_2",
+                                     ".weight_global_scale", ".input_scale", ".input_global_scale"}) {
+    if (!tensor.name.ends_with(end)) continue;
+    const std::string prefix = tensor.name.substr(0, tensor.name.size() - end.size());
+    if (has(prefix + ".weight_scale_2") || has(prefix + ".weight_global_scale"))
+      return matrix_format_name(MatrixFormat::kNvfp4);
+  }
+  return dtype_name(tensor.dtype);
+}
+
 int64_t Checkpoint::total_bytes() const {
   int64_t total = 0;
   for (const auto& [name, entry] : tensors_) total += entry.info.bytes;

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/result.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/weight_source.h"
 #include "quant/matrix.h"
 
 namespace nibble {
@@ -26,21 +27,19 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
-// Which rows of a stacked tensor are one matrix's: gpt-oss keeps gate in the even rows, up in the odd ones.
-enum class RowSplit { kAll, kEven, kOdd };
-
 // Owns the files and what was read of them; views are valid as long as it lives. Not safe for concurrent use
 // while loading.
-class Checkpoint {
+class Checkpoint : public WeightSource {
  public:
   // Opens all files of `directory` and checks their headers against each other and the index: a shard that is
   // missing, a tensor that the index places elsewhere, a tensor in two shards.
   static Result<Checkpoint> open(const FileSystem& files, const std::string& directory);
 
-  bool has(const std::string& name) const { return tensors_.count(name) != 0; }
+  bool has(const std::string& name) const override { return tensors_.count(name) != 0; }
   const TensorInfo* info(const std::string& name) const;  // null where there is none
   std::vector<const TensorInfo*> tensors() const;         // by name
-  int64_t total_bytes() const;
+  int64_t total_bytes() const override;
+  std::vector<StoredTensor> stored() const override;
   const std::string& directory() const { return directory_; }
 
   // The tensor with exactly this shape and one of these dtypes (none: any); marks it as used. A missing
@@ -52,7 +51,7 @@ class Checkpoint {
   // none of them. Safe for concurrent calls. REQUIRES the bytes to lie inside the tensor.
   Status read_at(const TensorInfo& tensor, int64_t offset, std::span<std::byte> out) const;
   // A vector or scalar stored as F32, BF16 or F16, as float32. NaN or infinity in it is an error.
-  Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape);
+  Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape) override;
 
   // The matrix [n, k] under `prefix` (no dot at its end), in the format that its scale tensors say
   // (spec formats.md 2: decided per tensor, not by the config):
@@ -68,7 +67,7 @@ class Checkpoint {
   // negative, a weight_global_scale that is not above 0, and k that is no multiple of the format's group are
   // errors; so are other 4-bit and 8-bit formats, by name. F32, F16 and BF16 matrices are not searched for
   // NaN.
-  Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k);
+  Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k) override;
 
   // The experts' matrices [n, k] of a stacked parameter (gpt-oss):
   //   NAME_blocks U8 [experts, n', k/32, 16] + NAME_scales U8 (e8m0) [experts, n', k/32]    MXFP4
@@ -76,17 +75,16 @@ class Checkpoint {
   // kAll: n' = n; kEven and kOdd: n' = 2n, of which every second row (column, where transposed) is taken.
   // What is split or transposed is copied into memory of the Checkpoint's; the rest are views.
   Result<std::vector<Matrix>> stacked(const std::string& name, int64_t experts, int64_t n, int64_t k,
-                                      RowSplit split);
+                                      RowSplit split) override;
   // Their biases NAME_bias [experts, n'] with the same split, as float32: [experts, n].
   Result<std::vector<float>> stacked_bias(const std::string& name, int64_t experts, int64_t n,
-                                          RowSplit split);
+                                          RowSplit split) override;
 
-  // Marks a tensor as known but not needed (kv scales, rotary caches).
-  void ignore(const std::string& name);
-  // What nobody asked for, by name: unknown tensors are an error in the model loader.
-  std::vector<std::string> unused() const;
-  // The file that holds a tensor, for messages; the directory where no file holds it.
-  const std::string& file_of(const std::string& name) const;
+  void ignore(const std::string& name) override;
+  // By name: unknown tensors are an error in the model loader.
+  std::vector<std::string> unused() const override;
+  // The directory where no file holds it.
+  const std::string& file_of(const std::string& name) const override;
 
  private:
   struct Entry {
@@ -100,6 +98,7 @@ class Checkpoint {
   Status add_file(const FileSystem& files, const std::string& name);
   Status add_shards(const FileSystem& files, const std::string& index_path);
 
+  std::string_view format_of(const TensorInfo& tensor) const;
   Result<std::span<const std::byte>> bytes_of(Entry& entry);
   // Of a matrix's rows, as the file says it: whoever needs it judges it. 0 where there is none.
   float input_scale(const std::string& name);

@@ -1,13 +1,7 @@
 // A model directory in BF16, F16 or F32 to one in 4 bits.
 //
 // Memory: a buffer of some megabytes a thread (gpt-oss: one expert's matrix), however large the model.
-// The same bytes come out for any number of threads, and after any number of kills and resumes: the layout of
-// every file is fixed before the first byte is written, and each tensor depends on its source tensor alone.
-//
-// A job lives in DST/.partial until it is whole: its files, and a journal of the finished shards with sizes
-// and hashes, replaced at once after a shard is on the disk. A later run with the same options checks the
-// finished shards against the journal and makes the others. At the end the files move up into DST,
-// config.json last, so that nothing half-done loads.
+// The same bytes come out for any number of threads, and a killed run can be gone on from: checkpoint_job.h.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "checkpoint/checkpoint_job.h"
 
 namespace nibble {
 
@@ -32,12 +27,6 @@ enum class QuantizeWhat {
 std::string_view quantize_type_name(QuantizeType type);  // "nvfp4"
 std::string_view quantize_what_name(QuantizeWhat what);  // "all-linear"
 
-struct QuantizeProgress {
-  int64_t done_bytes = 0;   // of the source; counts what an earlier run did
-  int64_t found_bytes = 0;  // of these what an earlier run did
-  int64_t total_bytes = 0;
-};
-
 struct QuantizeOptions {
   std::string source, destination;
   QuantizeType type = QuantizeType::kNvfp4;
@@ -46,7 +35,7 @@ struct QuantizeOptions {
   int64_t max_shard_bytes = 5'000'000'000;  // a tensor with its scales is never split, so one may be larger
   std::string version;                      // of this program, for hf_quant_config.json
   // Called now and then, by one thread at a time.
-  std::function<void(const QuantizeProgress&)> progress;
+  std::function<void(const JobProgress&)> progress;
 };
 
 struct QuantizeSummary {

@@ -1,7 +1,7 @@
 #include "checkpoint/quantize_config.h"
 
-#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
@@ -12,15 +12,6 @@ namespace {
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 
 using Json = nlohmann::ordered_json;
-
-// W4A16_NVFP4 is ModelOpt's name for NVFP4 weights without activation scales; readers that find "NVFP4" wait
-// for an input_scale of every matrix.
-Json modelopt_fields(const QuantizePlan& plan) {
-  return {{"quant_algo", "W4A16_NVFP4"},
-          {"kv_cache_quant_algo", nullptr},
-          {"group_size", quantize_group(plan.type)},
-          {"exclude_modules", plan.unquantized_modules}};
-}
 
 Json compressed_tensors_config(const QuantizePlan& plan) {
   const Json weights = {{"num_bits", 4},
@@ -77,11 +68,8 @@ Result<Json> read_source_config(const FileSystem& files, const std::string& dire
 
 Json quantization_config(const QuantizePlan& plan) {
   switch (plan.type) {
-    case QuantizeType::kNvfp4: {
-      Json config = {{"quant_method", "modelopt"}};
-      config.update(modelopt_fields(plan));
-      return config;
-    }
+    case QuantizeType::kNvfp4:
+      return modelopt_config(plan.unquantized_modules, /*has_activation_scales=*/false);
     case QuantizeType::kMxfp4:
       if (!plan.gpt_oss) return compressed_tensors_config(plan);
       return {{"quant_method", "mxfp4"},
@@ -96,20 +84,18 @@ Json quantization_config(const QuantizePlan& plan) {
   NIBBLE_CHECK(false);
 }
 
-Json hf_quant_config(const QuantizePlan& plan, const std::string& version) {
-  return {{"producer", {{"name", "nibble"}, {"version", version}}}, {"quantization", modelopt_fields(plan)}};
+Json modelopt_config(const std::vector<std::string>& unquantized_modules, bool has_activation_scales) {
+  return {{"quant_method", "modelopt"},
+          {"quant_algo", has_activation_scales ? "NVFP4" : "W4A16_NVFP4"},
+          {"kv_cache_quant_algo", nullptr},
+          {"group_size", quantize_group(QuantizeType::kNvfp4)},
+          {"exclude_modules", unquantized_modules}};
 }
 
-Json shard_index(const QuantizePlan& plan) {
-  int64_t total_bytes = 0;
-  std::map<std::string, std::string> weight_map;
-  for (const ShardPlan& shard : plan.shards) {
-    for (const TensorInfo& tensor : shard.tensors) {
-      total_bytes += tensor.bytes;
-      weight_map[tensor.name] = shard.file_name;
-    }
-  }
-  return {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+Json hf_quant_config(Json modelopt_config, const std::string& version) {
+  modelopt_config.erase("quant_method");
+  return {{"producer", {{"name", "nibble"}, {"version", version}}},
+          {"quantization", std::move(modelopt_config)}};
 }
 
 }  // namespace nibble

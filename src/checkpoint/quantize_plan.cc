@@ -242,11 +242,8 @@ Result<QuantizePlan> plan_quantization(const Checkpoint& checkpoint, const nlohm
             : "a linear layer of attention or feed-forward by its name");
   }
   std::sort(plan.unquantized_modules.begin(), plan.unquantized_modules.end());
-  for (size_t i = 0; i < plan.shards.size(); ++i) {
-    plan.shards[i].file_name =
-        plan.shards.size() == 1 ? "model.safetensors"
-                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, plan.shards.size());
-  }
+  for (size_t i = 0; i < plan.shards.size(); ++i)
+    plan.shards[i].file_name = shard_file_name(i, plan.shards.size());
   return plan;
 }
 

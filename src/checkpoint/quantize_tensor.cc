@@ -95,21 +95,6 @@ Status not_finite(const Checkpoint& checkpoint, const TensorInfo& tensor, float 
                     checkpoint.file_of(tensor.name), quoted_name(tensor.name), value, row, column);
 }
 
-Status copy_tensor(const Checkpoint& checkpoint, const QuantizeItem& item, const WriteTensor& write,
-                   const std::function<void(int64_t)>& read) {
-  const TensorInfo& source = *item.source;
-  std::vector<std::byte> chunk(static_cast<size_t>(std::min(kChunkBytes, source.bytes)));
-  for (int64_t done = 0; done < source.bytes;) {
-    const int64_t size = std::min(std::ssize(chunk), source.bytes - done);
-    const std::span<std::byte> bytes = std::span(chunk).first(static_cast<size_t>(size));
-    NIBBLE_RETURN_IF_ERROR(checkpoint.read_at(source, done, bytes));
-    NIBBLE_RETURN_IF_ERROR(write(item.first_output, done, bytes));
-    done += size;
-    read(size);
-  }
-  return {};
-}
-
 // Calls body(first_row, rows, values) for [N, K] by groups of rows, all checked to be finite.
 template <class Body>
 Status for_rows(const Checkpoint& checkpoint, const QuantizeItem& item, int64_t chunk_rows,
@@ -193,7 +178,7 @@ Status quantize_slice(const Checkpoint& checkpoint, const QuantizeItem& item, in
                       QuantizeType type, const WriteTensor& write, const std::function<void(int64_t)>& read) {
   switch (item.kind) {
     case QuantizeItem::Kind::kCopy:
-      return copy_tensor(checkpoint, item, write, read);
+      return copy_tensor(checkpoint, *item.source, item.first_output, write, read);
     case QuantizeItem::Kind::kMatrix:
       return quantize_matrix(checkpoint, item, type, write, read);
     case QuantizeItem::Kind::kStacked:

@@ -8,12 +8,10 @@
 
 #include "base/result.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_job.h"
 #include "checkpoint/quantize_plan.h"
 
 namespace nibble {
-
-// Takes bytes of output tensor `output` (an index into ShardPlan::tensors) from `offset` on.
-using WriteTensor = std::function<Status(size_t output, int64_t offset, std::span<const std::byte> bytes)>;
 
 // Makes slice `slice` of `item`. Calls `read` with the source bytes that are done, now and then. NaN or
 // infinity in a weight to be quantized is an error that names the tensor and the place. Safe for concurrent

@@ -1,6 +1,9 @@
 #include "engine/chat_format.h"
 
+#include <utility>
+
 #include "base/json.h"
+#include "engine/gguf_text_files.h"
 
 namespace nibble {
 namespace {
@@ -36,7 +39,7 @@ std::optional<std::string> inline_template(const nlohmann::ordered_json& config)
 Result<ChatFormat> ChatFormat::load(const FileSystem& files, const std::string& directory,
                                     const std::string& override_path) {
   ChatFormat format;
-  format.directory_ = directory;
+  format.model_ = directory;
   std::optional<std::string> source;
   std::string name = override_path;
   if (std::string path = join_path(directory, "tokenizer_config.json"); files.exists(path)) {
@@ -63,12 +66,32 @@ Result<ChatFormat> ChatFormat::load(const FileSystem& files, const std::string& 
   return format;
 }
 
+Result<ChatFormat> ChatFormat::from_gguf(const FileSystem& files, const GgufMetadata& metadata,
+                                         const std::string& override_path) {
+  constexpr const char* kTemplate = "tokenizer.chat_template";
+  ChatFormat format;
+  format.model_ = metadata.name();
+  NIBBLE_ASSIGN_OR_RETURN(const nlohmann::ordered_json tokens, gguf_special_tokens(metadata));
+  format.special_tokens_json_ = tokens.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string source, name = override_path;
+  if (!override_path.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(source, read_text(files, override_path, kMaxTemplateBytes));
+  } else if (metadata.has(kTemplate)) {
+    name = fmt::format("{} ({})", metadata.name(), kTemplate);
+    NIBBLE_ASSIGN_OR_RETURN(source, metadata.text(kTemplate));
+  } else {
+    return format;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(format.template_, ChatTemplate::parse(std::move(source), name));
+  return format;
+}
+
 Result<std::string> ChatFormat::render(const nlohmann::ordered_json& messages,
                                        bool add_generation_prompt) const {
   if (!template_) {
     return user_error(
         "{}: the model has no chat template; give one with --chat-template FILE, or a plain prompt with -p",
-        directory_);
+        model_);
   }
   nlohmann::ordered_json context = nlohmann::ordered_json::parse(special_tokens_json_);
   context["messages"] = messages;

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/result.h"
+#include "checkpoint/gguf_metadata.h"
 #include "text/chat_template.h"
 
 namespace nibble {
@@ -18,6 +19,9 @@ class ChatFormat {
   // template gives a format whose render() says so.
   static Result<ChatFormat> load(const FileSystem& files, const std::string& directory,
                                  const std::string& override_path = "");
+  // The same from tokenizer.chat_template.
+  static Result<ChatFormat> from_gguf(const FileSystem& files, const GgufMetadata& metadata,
+                                      const std::string& override_path = "");
 
   bool has_template() const { return template_.has_value(); }
   // `messages`: [{"role": ..., "content": ...}, ...]. With add_generation_prompt the text ends where the
@@ -26,7 +30,7 @@ class ChatFormat {
 
  private:
   std::optional<ChatTemplate> template_;
-  std::string directory_;
+  std::string model_;                       // for messages
   std::string special_tokens_json_ = "{}";  // bos_token, eos_token, ... as the template's variables
 };
 

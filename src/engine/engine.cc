@@ -22,26 +22,21 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
         "found {}, {} and {}",
         options.context, options.parallel, options.prefill_chunk);
   }
-  if (!files.is_directory(options.model)) {
-    return user_error(
-        "model '{}': no such directory; give one with config.json, tokenizer.json and model.safetensors",
-        options.model);
-  }
-  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, load_spec(files, options.model));
+  NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSource> source, ModelSource::open(files, options.model));
+  NIBBLE_ASSIGN_OR_RETURN(ModelSpec spec, source->spec());
   if (options.context == 0) options.context = std::min(spec.max_positions, EngineOptions::kDefaultContext);
   if (options.context > spec.max_positions) {
     log_warning("a context of {} is beyond the {} positions that the model was made for", options.context,
                 spec.max_positions);
   }
   if (!spec.ignored_config_keys.empty()) {
-    log_warning("config.json: keys that this version does not know: {}",
+    log_warning("{}: keys that this version does not know: {}", options.model,
                 fmt::join(spec.ignored_config_keys, ", "));
   }
   // The small files first: what is wrong with them shows before gigabytes are read.
-  NIBBLE_ASSIGN_OR_RETURN(engine->tokenizer_, Tokenizer::load(files, options.model));
-  NIBBLE_ASSIGN_OR_RETURN(engine->chat_, ChatFormat::load(files, options.model, options.chat_template));
-  NIBBLE_ASSIGN_OR_RETURN(GenerationConfig generation,
-                          GenerationConfig::load(files, options.model, spec.vocab));
+  NIBBLE_ASSIGN_OR_RETURN(engine->tokenizer_, source->tokenizer());
+  NIBBLE_ASSIGN_OR_RETURN(engine->chat_, source->chat(options.chat_template));
+  NIBBLE_ASSIGN_OR_RETURN(GenerationConfig generation, source->generation(spec.vocab));
   engine->default_sampling_ = generation.sampling;
   engine->end_tokens_ = spec.eos;
   engine->end_tokens_.insert(engine->end_tokens_.end(), generation.end_tokens.begin(),
@@ -55,7 +50,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
   NIBBLE_RETURN_IF_ERROR(self_test(*ops));
   options.prefill_chunk = std::min(options.prefill_chunk, options.context);  // no prompt is longer
   const int64_t rows = options.parallel + options.prefill_chunk;
-  NIBBLE_ASSIGN_OR_RETURN(engine->model_, load_model(files, options.model, std::move(spec), std::move(ops),
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec));
+  NIBBLE_ASSIGN_OR_RETURN(engine->model_, load_model(std::move(weights), std::move(spec), std::move(ops),
                                                      {.kv = {.max_sequences = options.parallel,
                                                              .max_tokens = options.context,
                                                              .max_new_tokens = options.prefill_chunk},

@@ -14,6 +14,7 @@
 #include "base/result.h"
 #include "engine/chat_format.h"
 #include "engine/generation_config.h"
+#include "engine/model_source.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "model/loaded_model.h"
@@ -23,7 +24,7 @@
 namespace nibble {
 
 struct EngineOptions {
-  std::string model;           // directory as Hugging Face lays it out
+  std::string model;           // see ModelSource::open
   std::string device = "cpu";  // one of backend_names()
   BackendOptions backend;
   int64_t context = 0;          // tokens of one sequence; 0: the model's own, at most kDefaultContext
@@ -70,11 +71,11 @@ class Engine {
   const ChatFormat& chat() const { return *chat_; }
   Decoder& decoder() { return *model_.decoder; }
   const EngineOptions& options() const { return options_; }  // with the defaults filled in
-  // What generation_config.json asks for, over the built-in defaults.
+  // What the model's makers ask for, over the built-in defaults.
   const SamplingParams& default_sampling() const { return default_sampling_; }
   bool is_end(int32_t token) const;
   int64_t weight_bytes_per_token() const { return weight_bytes_per_token_; }
-  int64_t checkpoint_bytes() const { return model_.checkpoint->total_bytes(); }
+  int64_t checkpoint_bytes() const { return model_.weights->total_bytes(); }
 
  private:
   struct Running {

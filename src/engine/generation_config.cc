@@ -30,4 +30,24 @@ Result<GenerationConfig> GenerationConfig::load(const FileSystem& files, const s
   return result;
 }
 
+Result<GenerationConfig> GenerationConfig::from_gguf(const GgufMetadata& metadata) {
+  GenerationConfig result;
+  SamplingParams& p = result.sampling;
+  const auto read = [&](const char* key, double low, double high, float& value) -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(const double number, metadata.number(key, value));
+    if (number < low || number > high)
+      return metadata.wrong(key, fmt::format("a value in [{}, {}]", low, high));
+    value = static_cast<float>(number);
+    return {};
+  };
+  NIBBLE_RETURN_IF_ERROR(read("general.sampling.temp", 0, 100, p.temperature));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t top_k,
+                          metadata.integer("general.sampling.top_k", 0, INT32_MAX, p.top_k));
+  p.top_k = static_cast<int32_t>(top_k);
+  NIBBLE_RETURN_IF_ERROR(read("general.sampling.top_p", 0, 1, p.top_p));
+  NIBBLE_RETURN_IF_ERROR(read("general.sampling.min_p", 0, 1, p.min_p));
+  NIBBLE_RETURN_IF_ERROR(read("general.sampling.penalty_repeat", 0.01, 100, p.repeat_penalty));
+  return result;
+}
+
 }  // namespace nibble

@@ -27,13 +27,27 @@ Result<Config> Config::load(const FileSystem& files, const std::string& director
 }
 
 Result<Config> Config::parse(std::string_view text, const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(nlohmann::ordered_json root, parse_json(text, name));
+  if (!root.is_object()) return user_error("{}: wanted a JSON object", name);
+  return of(std::move(root), name, {});
+}
+
+Config Config::of(nlohmann::ordered_json object, const std::string& name,
+                  std::map<std::string, std::string> shown) {
+  NIBBLE_CHECK(object.is_object());
   Config config;
   config.shared_ = std::make_shared<Shared>();
   config.shared_->name = name;
-  NIBBLE_ASSIGN_OR_RETURN(config.shared_->root, parse_json(text, name));
-  if (!config.shared_->root.is_object()) return user_error("{}: wanted a JSON object", name);
+  config.shared_->root = std::move(object);
+  config.shared_->shown = std::move(shown);
   config.object_ = &config.shared_->root;
   return config;
+}
+
+std::string Config::shown(const std::string& key) const {
+  const std::string at = path(key);
+  const auto found = shared_->shown.find(at);
+  return found == shared_->shown.end() ? at : found->second;
 }
 
 bool Config::has(const std::string& key) const {
@@ -49,7 +63,7 @@ bool Config::is_null(const std::string& key) const {
 const nlohmann::ordered_json* Config::find(const std::string& key, bool required) {
   shared_->read.insert(path(key));
   if (has(key)) return &*object_->find(key);
-  if (required) fail(fmt::format("key '{}' is missing", path(key)));
+  if (required) fail(fmt::format("key '{}' is missing", shown(key)));
   return nullptr;
 }
 
@@ -58,7 +72,7 @@ void Config::fail(const std::string& message) {
 }
 
 std::string Config::describe(const std::string& key) const {
-  return fmt::format("'{}' = {}", path(key), has(key) ? short_dump((*object_)[key]) : "null");
+  return fmt::format("'{}' = {}", shown(key), has(key) ? short_dump((*object_)[key]) : "null");
 }
 
 template <class T>
@@ -114,7 +128,7 @@ std::vector<int64_t> Config::integers(const std::string& key, int64_t count, int
   std::vector<int64_t> list(static_cast<size_t>(count), low);
   if (value == nullptr) return list;
   if (!value->is_array() || static_cast<int64_t>(value->size()) != count) {
-    fail(fmt::format("key '{}': wanted a list of {} integers, found {}", path(key), count,
+    fail(fmt::format("key '{}': wanted a list of {} integers, found {}", shown(key), count,
                      short_dump(*value)));
     return list;
   }
@@ -122,8 +136,8 @@ std::vector<int64_t> Config::integers(const std::string& key, int64_t count, int
     const nlohmann::ordered_json& entry = (*value)[i];
     if (!entry.is_number_integer() || (entry.is_number_unsigned() && entry.get<uint64_t>() > INT64_MAX) ||
         entry.get<int64_t>() < low || entry.get<int64_t>() > high) {
-      fail(fmt::format("key '{}', entry {}: wanted an integer in [{}, {}], found {}", path(key), i, low, high,
-                       short_dump(entry)));
+      fail(fmt::format("key '{}', entry {}: wanted an integer in [{}, {}], found {}", shown(key), i, low,
+                       high, short_dump(entry)));
       return list;
     }
     list[i] = entry.get<int64_t>();
@@ -136,13 +150,13 @@ std::vector<std::string> Config::texts(const std::string& key, int64_t count) {
   std::vector<std::string> list(static_cast<size_t>(count));
   if (value == nullptr) return list;
   if (!value->is_array() || static_cast<int64_t>(value->size()) != count) {
-    fail(
-        fmt::format("key '{}': wanted a list of {} strings, found {}", path(key), count, short_dump(*value)));
+    fail(fmt::format("key '{}': wanted a list of {} strings, found {}", shown(key), count,
+                     short_dump(*value)));
     return list;
   }
   for (size_t i = 0; i < list.size(); ++i) {
     if (!(*value)[i].is_string()) {
-      fail(fmt::format("key '{}', entry {}: wanted a string, found {}", path(key), i,
+      fail(fmt::format("key '{}', entry {}: wanted a string, found {}", shown(key), i,
                        short_dump((*value)[i])));
       return list;
     }
@@ -159,8 +173,8 @@ std::vector<int64_t> Config::integer_or_list(const std::string& key, int64_t low
   const nlohmann::ordered_json& value = (*object_)[key];
   if (!value.is_array()) return {integer(key, low, high)};
   if (static_cast<int64_t>(value.size()) > kMaxEosTokens) {
-    fail(
-        fmt::format("key '{}': wanted at most {} entries, found {}", path(key), kMaxEosTokens, value.size()));
+    fail(fmt::format("key '{}': wanted at most {} entries, found {}", shown(key), kMaxEosTokens,
+                     value.size()));
     return {};
   }
   return integers(key, static_cast<int64_t>(value.size()), low, high);
@@ -212,7 +226,7 @@ std::vector<std::string> Config::unread() const {
     std::string here = path(key);
     if (value.is_null() || value == false) continue;  // a switch that is off
     if (shared_->read.count(here) == 0) {
-      names.push_back(here);
+      names.push_back(shown(key));
       continue;
     }
     if (!value.is_object()) continue;

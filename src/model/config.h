@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -26,6 +27,10 @@ class Config {
                              const std::string& file = "config.json");
   // `name` stands for the file in messages.
   static Result<Config> parse(std::string_view text, const std::string& name);
+  // A config that was made of something else: `shown` says what its keys (dotted paths) are called there, for
+  // messages. REQUIRES an object.
+  static Config of(nlohmann::ordered_json object, const std::string& name,
+                   std::map<std::string, std::string> shown);
 
   // A key that is absent or null is "not there".
   bool has(const std::string& key) const;
@@ -60,6 +65,8 @@ class Config {
   std::string describe(const std::string& key) const;
 
   const std::string& name() const { return shared_->name; }
+  // All of it, whatever was read.
+  const nlohmann::ordered_json& json() const { return shared_->root; }
   const Status& status() const { return shared_->status; }
   // Keys that nobody read, dotted, in the file's order; also those of objects that were read. What is null or
   // false asks for nothing and is left out.
@@ -70,10 +77,12 @@ class Config {
     std::string name;
     nlohmann::ordered_json root;
     Status status;
-    std::set<std::string> read;  // dotted paths
+    std::set<std::string> read;                // dotted paths
+    std::map<std::string, std::string> shown;  // dotted path -> its name in messages, where it has another
   };
   const nlohmann::ordered_json* find(const std::string& key, bool required);
   std::string path(const std::string& key) const { return prefix_ + key; }
+  std::string shown(const std::string& key) const;
   template <class T>
   T checked_range(const std::string& key, T value, T low, T high);
 

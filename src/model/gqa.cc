@@ -37,8 +37,8 @@ void gqa(Step& step, const LayerCache& cache, const GqaSpec& spec, const GqaWeig
   linear(step, weights.value, weights.value_bias, act.normed, value);
   norm(step, spec, query, weights.query_norm);
   norm(step, spec, key, weights.key_norm);
-  ops.rope(query, spec.head_dim, act.ropes[spec.rope]);
-  ops.rope(key, spec.head_dim, act.ropes[spec.rope]);
+  ops.rope(query, spec.head_dim, act.ropes[spec.rope], spec.rope_style);
+  ops.rope(key, spec.head_dim, act.ropes[spec.rope], spec.rope_style);
 
   const KvView kv = step.kv.view(cache.kv[0]);
   ops.write_kv(key, value, step.rows, kv);

@@ -54,6 +54,8 @@ void check_quantization(Config& config) {
   quantization.ignore_rest();
 }
 
+}  // namespace
+
 Result<ModelSpec> spec_of(Config config) {
   std::string model_type = config.text("model_type");
   check_quantization(config);
@@ -72,8 +74,6 @@ Result<ModelSpec> spec_of(Config config) {
   return user_error("{}: key 'model_type' = '{}' is not implemented; implemented: {}", config.name(),
                     model_type, known);
 }
-
-}  // namespace
 
 Result<ModelSpec> load_spec(const FileSystem& files, const std::string& directory) {
   NIBBLE_ASSIGN_OR_RETURN(Config config, Config::load(files, directory));

@@ -29,6 +29,7 @@ struct GqaSpec {
   int64_t head_dim = 0;
   int64_t window = 0;  // 0: full; else a position sees the last `window`, itself included
   size_t rope = 0;     // index into ModelSpec::ropes
+  RopeStyle rope_style = RopeStyle::kHalves;
   QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false, output_bias = false;
   bool sinks = false;                          // a learned logit a head that joins the softmax denominator
@@ -116,6 +117,7 @@ struct TensorNames {
   std::string experts = "mlp.experts.";  // + number + "." + gate_proj ...
   std::string shared = "mlp.shared_experts.";
   std::string gate_proj = "gate_proj", up_proj = "up_proj", down_proj = "down_proj";  // of experts
+  std::string rope_divisors;  // [rotary_dim / 2], where there is such a tensor; empty: there is none
   // Tensors that are not for the forward pass of text: names that start so are passed over.
   std::vector<std::string> ignored_prefixes;
 };
@@ -141,5 +143,7 @@ struct ModelSpec {
 // Reads DIRECTORY/config.json with the family that its model_type names.
 Result<ModelSpec> load_spec(const FileSystem& files, const std::string& directory);
 Result<ModelSpec> parse_spec(std::string_view config_json, const std::string& name);
+// The same of what is read already.
+Result<ModelSpec> spec_of(Config config);
 
 }  // namespace nibble

@@ -17,15 +17,15 @@ int64_t bytes_of(const ExpertWeights& w) { return bytes_of(w.gate) + bytes_of(w.
 // One model's loading: knows where things go, so that the functions below read like the list of tensors.
 class Loader {
  public:
-  Loader(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops, const ExpertArithmetic& arithmetic,
+  Loader(const ModelSpec& spec, WeightSource& source, Ops& ops, const ExpertArithmetic& arithmetic,
          ModelWeights& weights)
-      : spec_(spec), checkpoint_(checkpoint), ops_(ops), arithmetic_(arithmetic), weights_(weights) {}
+      : spec_(spec), source_(source), ops_(ops), arithmetic_(arithmetic), weights_(weights) {}
 
   Status load(const LoadProgress& progress) {
     const TensorNames& names = spec_.names;
     if (arithmetic_.w4a4 &&
         std::ranges::none_of(spec_.layers, [](const LayerSpec& l) { return l.moe.has_value(); })) {
-      return user_error("{}: a model without routed experts has nothing for W4A4", checkpoint_.directory());
+      return user_error("a model without routed experts ({}) has nothing for W4A4", spec_.family);
     }
     if (arithmetic_.w4a4 && !ops_.does_w4a4()) {
       return user_error("device '{}' does no W4A4 yet; cpu and reference do", ops_.name());
@@ -34,12 +34,13 @@ class Loader {
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
     if (spec_.tied_head) {
       weights_.head = weights_.embedding;
-      checkpoint_.ignore(names.head + ".weight");  // some files hold the tied head again
+      source_.ignore(names.head + ".weight");  // some files hold the tied head again
     } else {
       NIBBLE_RETURN_IF_ERROR(matrix(names.head, spec_.vocab, spec_.width, weights_.head));
     }
     for (const RopeSpec& rope : spec_.ropes) {
       std::vector<float> inv_freq = rope_frequencies(rope).inv_freq;
+      NIBBLE_RETURN_IF_ERROR(divide_frequencies(inv_freq));
       const float* placed = nullptr;
       NIBBLE_RETURN_IF_ERROR(place(inv_freq, "rope frequencies", placed));
       weights_.rope_inv_freq.emplace_back(placed, inv_freq.size());
@@ -52,7 +53,7 @@ class Loader {
     for (size_t i = 0; i < spec_.layers.size(); ++i) {
       prefix_ = names.layers + std::to_string(i) + ".";
       NIBBLE_RETURN_IF_ERROR(layer(spec_.layers[i], weights_.layers[i]));
-      if (progress) progress(loaded_bytes_, checkpoint_.total_bytes());
+      if (progress) progress(loaded_bytes_, source_.total_bytes());
     }
     prefix_.clear();
     return refuse_unknown();
@@ -60,7 +61,7 @@ class Loader {
 
  private:
   Status matrix(const std::string& name, int64_t n, int64_t k, Matrix& out) {
-    NIBBLE_ASSIGN_OR_RETURN(Matrix host, checkpoint_.matrix(prefix_ + name, n, k));
+    NIBBLE_ASSIGN_OR_RETURN(Matrix host, source_.matrix(prefix_ + name, n, k));
     return place(host, out);
   }
 
@@ -71,7 +72,7 @@ class Loader {
   }
 
   Status vector(const std::string& name, const std::vector<int64_t>& shape, const float*& out) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_.floats(prefix_ + name, shape));
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, source_.floats(prefix_ + name, shape));
     return place(values, name, out);
   }
 
@@ -84,9 +85,25 @@ class Loader {
     return {};
   }
 
+  // Where a file has the scaling of its frequencies as numbers.
+  Status divide_frequencies(std::vector<float>& inv_freq) {
+    const std::string& name = spec_.names.rope_divisors;
+    if (name.empty() || !source_.has(name)) return {};
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> divisors,
+                            source_.floats(name, std::array{std::ssize(inv_freq)}));
+    for (size_t i = 0; i < inv_freq.size(); ++i) {
+      if (divisors[i] <= 0) {
+        return user_error("{}: tensor '{}': wanted values above 0, found {} at {}", source_.file_of(name),
+                          name, divisors[i], i);
+      }
+      inv_freq[i] /= divisors[i];
+    }
+    return {};
+  }
+
   // A matrix that is stored without ".weight" behind its name: small ones, as float32.
   Status plain_matrix(const std::string& name, int64_t n, int64_t k, Matrix& out) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, checkpoint_.floats(prefix_ + name, std::array{n, k}));
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, source_.floats(prefix_ + name, std::array{n, k}));
     return place(
         {.format = MatrixFormat::kF32, .n = n, .k = k, .codes = keep(std::as_bytes(std::span(values)))}, out);
   }
@@ -144,8 +161,8 @@ class Loader {
     }
     if (spec.sinks) NIBBLE_RETURN_IF_ERROR(vector(at + "sinks", {spec.heads}, out.sinks));
     // Scales of an 8-bit KV cache, which ours is not: without them the result is nearer to the original.
-    checkpoint_.ignore(prefix_ + at + "k_proj.k_scale");
-    checkpoint_.ignore(prefix_ + at + "v_proj.v_scale");
+    source_.ignore(prefix_ + at + "k_proj.k_scale");
+    source_.ignore(prefix_ + at + "v_proj.v_scale");
     return {};
   }
 
@@ -169,7 +186,7 @@ class Loader {
   // Cuts kv_b [H * (nope + value), kv_rank] into what each head does to its query and to its output.
   Status absorb(const std::string& name, const MlaSpec& spec, MlaWeights& out) {
     const int64_t rows = spec.nope_dim + spec.value_dim, rank = spec.kv_rank;
-    NIBBLE_ASSIGN_OR_RETURN(Matrix kv_b, checkpoint_.matrix(prefix_ + name, spec.heads * rows, rank));
+    NIBBLE_ASSIGN_OR_RETURN(Matrix kv_b, source_.matrix(prefix_ + name, spec.heads * rows, rank));
     std::vector<float> row(static_cast<size_t>(rank)), key(static_cast<size_t>(rank * spec.nope_dim)),
         value(static_cast<size_t>(spec.value_dim * rank));
     for (int64_t h = 0; h < spec.heads; ++h) {
@@ -235,7 +252,7 @@ class Loader {
       NIBBLE_RETURN_IF_ERROR(vector(names.router + ".bias", {spec.experts}, out.router_logit_bias));
     }
     // Where it is not required, a checkpoint without the bias is one trained without it.
-    if (spec.router_bias_required || checkpoint_.has(prefix_ + names.router_bias)) {
+    if (spec.router_bias_required || source_.has(prefix_ + names.router_bias)) {
       NIBBLE_RETURN_IF_ERROR(vector(names.router_bias, {spec.experts}, out.router_bias));
     }
     if (spec.shared_width > 0) NIBBLE_RETURN_IF_ERROR(glu(names.shared, spec.shared_width, out.shared));
@@ -244,7 +261,7 @@ class Loader {
     for (size_t e = 0; e < experts.size(); ++e) {
       const std::string at = prefix_ + names.experts + std::to_string(e) + ".";
       auto load = [&](const std::string& name, int64_t n, int64_t k, Matrix& host) -> Status {
-        NIBBLE_ASSIGN_OR_RETURN(host, checkpoint_.matrix(at + name, n, k));
+        NIBBLE_ASSIGN_OR_RETURN(host, source_.matrix(at + name, n, k));
         return {};
       };
       NIBBLE_RETURN_IF_ERROR(load(names.gate_proj, spec.width, spec_.width, experts[e].gate));
@@ -261,12 +278,10 @@ class Loader {
     std::vector<ExpertWeights> experts(static_cast<size_t>(spec.experts));
     auto load = [&](const std::string& name, int64_t n, int64_t k, RowSplit split,
                     Matrix ExpertWeights::*matrix_of, const float* ExpertWeights::*bias_of) -> Status {
-      NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices,
-                              checkpoint_.stacked(name, spec.experts, n, k, split));
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<Matrix> matrices, source_.stacked(name, spec.experts, n, k, split));
       for (size_t e = 0; e < matrices.size(); ++e) experts[e].*matrix_of = matrices[e];
       if (!spec.biases) return {};
-      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases,
-                              checkpoint_.stacked_bias(name, spec.experts, n, split));
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, source_.stacked_bias(name, spec.experts, n, split));
       const float* placed = nullptr;
       NIBBLE_RETURN_IF_ERROR(place(biases, name + "_bias", placed));
       for (size_t e = 0; e < matrices.size(); ++e) experts[e].*bias_of = placed + static_cast<int64_t>(e) * n;
@@ -296,7 +311,7 @@ class Loader {
       ExpertWeights& w = experts[e];
       auto check = [&](const std::string& name, const Matrix& m) -> Status {
         const std::string full_name = fmt::format("{}{}.{}", layer, e, name);
-        const std::string& file = checkpoint_.file_of(full_name + ".weight");
+        const std::string& file = source_.file_of(full_name + ".weight");
         if (m.format != MatrixFormat::kNvfp4 && m.format != MatrixFormat::kGgufNvfp4) {
           return user_error("{}: '{}' is {}; W4A4 wants experts in NVFP4", file, full_name,
                             matrix_format_name(m.format));
@@ -317,7 +332,7 @@ class Loader {
     }
     if (is_static && !calibrated) {
       return user_error("{}: no expert of '{}' has an input scale, which static activation scales need",
-                        checkpoint_.directory(), layer);
+                        source_.file_of(fmt::format("{}0.{}.weight", layer, spec_.names.gate_proj)), layer);
     }
     return {};
   }
@@ -331,7 +346,7 @@ class Loader {
   // A tensor that we do not know might have mattered: better no answer than a wrong one.
   Status refuse_unknown() const {
     std::vector<std::string> unknown;
-    for (std::string& name : checkpoint_.unused()) {
+    for (std::string& name : source_.unused()) {
       const auto& prefixes = spec_.names.ignored_prefixes;
       const bool known = std::any_of(prefixes.begin(), prefixes.end(),
                                      [&](const std::string& p) { return name.starts_with(p); });
@@ -341,14 +356,14 @@ class Loader {
     constexpr size_t kNamed = 5;
     const std::string more =
         unknown.size() > kNamed ? fmt::format(" and {} more", unknown.size() - kNamed) : "";
-    const std::string& file = checkpoint_.file_of(unknown[0]);
+    const std::string& file = source_.file_of(unknown[0]);
     unknown.resize(std::min(unknown.size(), kNamed));
     return user_error("{}: tensors unknown to model_type '{}': {}{}", file, spec_.family,
                       fmt::join(unknown, ", "), more);
   }
 
   const ModelSpec& spec_;
-  Checkpoint& checkpoint_;
+  WeightSource& source_;
   Ops& ops_;
   const ExpertArithmetic& arithmetic_;
   ModelWeights& weights_;
@@ -377,10 +392,10 @@ int64_t bytes_of(const KdaWeights& w) {
 
 }  // namespace
 
-Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops,
+Result<ModelWeights> load_weights(const ModelSpec& spec, WeightSource& source, Ops& ops,
                                   const ExpertArithmetic& arithmetic, const LoadProgress& progress) {
   ModelWeights weights;
-  NIBBLE_RETURN_IF_ERROR(Loader(spec, checkpoint, ops, arithmetic, weights).load(progress));
+  NIBBLE_RETURN_IF_ERROR(Loader(spec, source, ops, arithmetic, weights).load(progress));
   return weights;
 }
 

@@ -1,4 +1,4 @@
-// The weights of a model, placed in a backend's memory, and their loading from a checkpoint.
+// The weights of a model, placed in a backend's memory, and their loading from the files of a model.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/weight_source.h"
 #include "model/spec.h"
 #include "ops/memory.h"
 #include "ops/ops.h"
@@ -92,14 +92,13 @@ struct ModelWeights {
   std::vector<std::vector<std::byte>> host_matrices;  // matrices made at load, as they were on the host
 };
 
-// Called after each layer with the bytes of the checkpoint that have been loaded so far.
+// Called after each layer with the bytes of the source that have been loaded so far.
 using LoadProgress = std::function<void(int64_t loaded_bytes, int64_t total_bytes)>;
 
-// Loads every tensor that `spec` names; what the checkpoint holds beyond that (and is not known to be
-// harmless) is an error that names it. Matrices may go on pointing into the checkpoint, which must outlive
-// the weights.
+// Loads every tensor that `spec` names; what the source holds beyond that (and is not known to be harmless)
+// is an error that names it. Matrices may go on pointing into the source, which must outlive the weights.
 // Experts that the arithmetic cannot take (W4A4: other formats than NVFP4) are an error that names them.
-Result<ModelWeights> load_weights(const ModelSpec& spec, Checkpoint& checkpoint, Ops& ops,
+Result<ModelWeights> load_weights(const ModelSpec& spec, WeightSource& source, Ops& ops,
                                   const ExpertArithmetic& arithmetic = {}, const LoadProgress& progress = {});
 
 // Bytes of weights that a decode step of one token reads: all matrices once, of the routed experts only the

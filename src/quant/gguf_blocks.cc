@@ -81,6 +81,13 @@ void nvfp4_block(const uint8_t* block, float* out) {
   }
 }
 
+// The half split of `count` values to neighbours in a byte, the even one low.
+void join_halves(const uint8_t* halves, int count, uint8_t* out) {
+  const int half = count / 2;
+  const auto code = [&](int i) { return i < half ? halves[i] & 15 : halves[i - half] >> 4; };
+  for (int i = 0; i < half; ++i) out[i] = static_cast<uint8_t>(code(2 * i) | code(2 * i + 1) << 4);
+}
+
 void q8_0_block(const uint8_t* block, float* out) {
   const float d = read_f16(block);
   for (int j = 0; j < 32; ++j) out[j] = d * static_cast<float>(static_cast<int8_t>(block[2 + j]));
@@ -189,6 +196,56 @@ void dequantize_gguf_row(GgufType type, const uint8_t* blocks, int64_t k, float*
       return each_block(info, blocks, k, out, nvfp4_block);
   }
   NIBBLE_CHECK(false);
+}
+
+std::optional<int64_t> find_bad_gguf_scale(GgufType type, const uint8_t* blocks, int64_t count) {
+  const int64_t block_bytes = gguf_type_info(type).block_bytes;
+  const auto find = [&](auto is_bad) -> std::optional<int64_t> {
+    for (int64_t i = 0; i < count; ++i) {
+      if (is_bad(blocks + i * block_bytes)) return i;
+    }
+    return std::nullopt;
+  };
+  const auto is_bad_f16 = [](const uint8_t* bytes) { return (bytes[1] & 0x7C) == 0x7C; };
+  switch (type) {
+    case GgufType::kQ4_0:
+    case GgufType::kQ8_0:
+      return find(is_bad_f16);
+    case GgufType::kQ4_1:
+    case GgufType::kQ4_K:
+      return find([&](const uint8_t* block) { return is_bad_f16(block) || is_bad_f16(block + 2); });
+    case GgufType::kQ6_K:
+      return find([&](const uint8_t* block) { return is_bad_f16(block + 208); });
+    case GgufType::kMxfp4:
+      return find([](const uint8_t* block) { return block[0] == 0xFF; });
+    case GgufType::kNvfp4:  // every code has a value
+    case GgufType::kF32:
+    case GgufType::kF16:
+    case GgufType::kBF16:
+      return std::nullopt;
+  }
+  NIBBLE_CHECK(false);
+}
+
+bool repack_gguf_nvfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales) {
+  for (int64_t block = 0; block < k / 64; ++block, blocks += 36) {
+    for (int group = 0; group < 4; ++group) {
+      const uint8_t scale = blocks[group];
+      if (scale == 0xFF) return false;
+      // As ue4m3_to_float reads it.
+      *scales++ = scale == 0x7F ? 0 : scale & 0x7F;
+      join_halves(blocks + 4 + 8 * group, 16, codes);
+      codes += 8;
+    }
+  }
+  return true;
+}
+
+void repack_gguf_mxfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales) {
+  for (int64_t block = 0; block < k / 32; ++block, blocks += 17, codes += 16) {
+    *scales++ = blocks[0];
+    join_halves(blocks + 1, 32, codes);
+  }
 }
 
 }  // namespace nibble

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -43,5 +44,13 @@ const GgufTypeInfo& gguf_type_info(GgufType type);
 // k values of one row. `blocks` needs no alignment. REQUIRES k a multiple of the type's block.
 // NVFP4: without the tensor scale, which is a tensor of its own.
 void dequantize_gguf_row(GgufType type, const uint8_t* blocks, int64_t k, float* out);
+
+// The first of `count` blocks whose scale is NaN or infinite. Numbers without a scale are not searched.
+std::optional<int64_t> find_bad_gguf_scale(GgufType type, const uint8_t* blocks, int64_t count);
+
+// One row of k values of these types with the same codes and scales in the layouts of nvfp4.h and mxfp4.h:
+// neighbours share a byte, scales lie apart. False where a scale of NVFP4 has no code there (0xFF).
+bool repack_gguf_nvfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales);
+void repack_gguf_mxfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales);
 
 }  // namespace nibble

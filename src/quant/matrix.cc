@@ -6,7 +6,6 @@
 #include "base/check.h"
 #include "base/numbers.h"
 #include "quant/float_codes.h"
-#include "quant/gguf_blocks.h"
 #include "quant/mxfp4.h"
 #include "quant/nvfp4.h"
 #include "quant/q4.h"
@@ -90,6 +89,32 @@ std::optional<MatrixFormat> plain_matrix_format(DType dtype) {
     default:
       return std::nullopt;
   }
+}
+
+MatrixFormat gguf_matrix_format(GgufType type) {
+  switch (type) {
+    case GgufType::kF32:
+      return MatrixFormat::kF32;
+    case GgufType::kF16:
+      return MatrixFormat::kF16;
+    case GgufType::kBF16:
+      return MatrixFormat::kBF16;
+    case GgufType::kQ4_0:
+      return MatrixFormat::kGgufQ4_0;
+    case GgufType::kQ4_1:
+      return MatrixFormat::kGgufQ4_1;
+    case GgufType::kQ8_0:
+      return MatrixFormat::kGgufQ8_0;
+    case GgufType::kQ4_K:
+      return MatrixFormat::kGgufQ4K;
+    case GgufType::kQ6_K:
+      return MatrixFormat::kGgufQ6K;
+    case GgufType::kMxfp4:
+      return MatrixFormat::kGgufMxfp4;
+    case GgufType::kNvfp4:
+      return MatrixFormat::kGgufNvfp4;
+  }
+  NIBBLE_CHECK(false);
 }
 
 int64_t matrix_code_bytes(MatrixFormat format, int64_t n, int64_t k) {

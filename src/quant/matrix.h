@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "quant/dtype.h"
+#include "quant/gguf_blocks.h"
 
 namespace nibble {
 
@@ -50,6 +51,7 @@ const MatrixFormatInfo& matrix_format_info(MatrixFormat format);
 std::string_view matrix_format_name(MatrixFormat format);
 // Of a matrix of plain F32, F16 or BF16 numbers; nothing for other dtypes.
 std::optional<MatrixFormat> plain_matrix_format(DType dtype);
+MatrixFormat gguf_matrix_format(GgufType type);
 // Bytes of the codes, of the scales, and of both, of an [N, K] matrix. REQUIRES K a multiple of the format's
 // group.
 int64_t matrix_code_bytes(MatrixFormat format, int64_t n, int64_t k);

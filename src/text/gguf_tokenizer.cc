@@ -43,7 +43,7 @@ Status check(const GgufVocabulary& vocabulary) {
 }
 
 // The tokens that are looked for in text as they are.
-Result<AddedTokens> added_tokens(const GgufVocabulary& vocabulary, const Normalizer& normalizer) {
+std::vector<AddedToken> added_token_list(const GgufVocabulary& vocabulary) {
   std::vector<AddedToken> added;
   for (size_t id = 0; id < vocabulary.types.size(); ++id) {
     const GgufTokenType type = vocabulary.types[id];
@@ -51,7 +51,11 @@ Result<AddedTokens> added_tokens(const GgufVocabulary& vocabulary, const Normali
     if ((!special && type != GgufTokenType::kUserDefined) || vocabulary.tokens[id].empty()) continue;
     added.push_back({.content = vocabulary.tokens[id], .id = static_cast<int32_t>(id), .special = special});
   }
-  return AddedTokens::from_tokens(std::move(added), normalizer, where(vocabulary, "tokens"));
+  return added;
+}
+
+Result<AddedTokens> added_tokens(const GgufVocabulary& vocabulary, const Normalizer& normalizer) {
+  return AddedTokens::from_tokens(added_token_list(vocabulary), normalizer, where(vocabulary, "tokens"));
 }
 
 Result<PostProcessor> post_processor(const GgufVocabulary& vocabulary, bool adds_bos) {
@@ -100,14 +104,37 @@ Result<Json> bpe_json(const GgufVocabulary& vocabulary, bool ignore_merges) {
               {"merges", std::move(merges)}};
 }
 
+// Of pre-tokenizer and decoder.
+Json byte_level_json() {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+}
+
 Json pre_tokenizer_json(const GgufPreTokenizer& pre) {
   Json steps = Json::array();
   for (const std::string& pattern : pre.patterns) {
     steps.push_back(
         {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
   }
-  steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  steps.push_back(byte_level_json());
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
+}
+
+// Of the model "gpt2".
+Result<const GgufPreTokenizer*> pre_tokenizer_of(const GgufVocabulary& vocabulary) {
+  if (vocabulary.model != "gpt2") {
+    return user_error("{}: {} is not implemented (gpt2 and llama are)", where(vocabulary, "model"),
+                      in_quotes(vocabulary.model));
+  }
+  const std::string pre_name = vocabulary.pre.empty() ? "default" : vocabulary.pre;
+  const GgufPreTokenizer* pre = find_gguf_pre_tokenizer(pre_name);
+  if (pre == nullptr) {
+    return user_error("{}: {} is not implemented ({} are)", where(vocabulary, "pre"), in_quotes(pre_name),
+                      gguf_pre_tokenizer_names());
+  }
+  if (vocabulary.pre.empty())
+    log_warning("{}: is missing; text may be cut otherwise than the model knows it",
+                where(vocabulary, "pre"));
+  return pre;
 }
 
 // GGUF's spelling of a space in the tokens of SentencePiece.
@@ -132,6 +159,52 @@ void warn_of_spelled_tokens(const Tokenizer& tokenizer, const GgufVocabulary& vo
 
 }  // namespace
 
+Result<std::string> gguf_tokenizer_json(const GgufVocabulary& vocabulary) {
+  NIBBLE_RETURN_IF_ERROR(check(vocabulary));
+  if (vocabulary.model == "llama") {
+    return user_error("{}: {} has no tokenizer.json that gives the same ids", where(vocabulary, "model"),
+                      in_quotes(vocabulary.model));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const GgufPreTokenizer* pre, pre_tokenizer_of(vocabulary));
+  NIBBLE_ASSIGN_OR_RETURN(Json model, bpe_json(vocabulary, pre->ignore_merges));
+  Json added = Json::array();
+  for (const AddedToken& token : added_token_list(vocabulary)) {
+    added.push_back({{"id", token.id},
+                     {"content", token.content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", token.special}});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const PostProcessor around, post_processor(vocabulary, pre->add_bos));
+  Json single = Json::array(), special = Json::object();
+  const auto add = [&](int32_t id) {
+    const std::string& token = vocabulary.tokens[static_cast<size_t>(id)];
+    single.push_back({{"SpecialToken", {{"id", token}, {"type_id", 0}}}});
+    special[token] = {{"id", token}, {"ids", {id}}, {"tokens", {token}}};
+  };
+  for (int32_t id : around.before) add(id);
+  single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+  for (int32_t id : around.after) add(id);
+  Json pair = single;
+  pair.push_back({{"Sequence", {{"id", "B"}, {"type_id", 1}}}});
+  const Json json = {{"version", "1.0"},
+                     {"truncation", nullptr},
+                     {"padding", nullptr},
+                     {"added_tokens", std::move(added)},
+                     {"normalizer", pre->nfc ? Json{{"type", "NFC"}} : Json()},
+                     {"pre_tokenizer", pre_tokenizer_json(*pre)},
+                     {"post_processor",
+                      {{"type", "TemplateProcessing"},
+                       {"single", std::move(single)},
+                       {"pair", std::move(pair)},
+                       {"special_tokens", std::move(special)}}},
+                     {"decoder", byte_level_json()},
+                     {"model", std::move(model)}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 Result<Tokenizer> Tokenizer::from_gguf(const GgufVocabulary& vocabulary) {
   NIBBLE_RETURN_IF_ERROR(check(vocabulary));
   if (vocabulary.model == "llama") {
@@ -150,19 +223,7 @@ Result<Tokenizer> Tokenizer::from_gguf(const GgufVocabulary& vocabulary) {
     impl->index_tokens();
     return Tokenizer(std::move(impl));
   }
-  if (vocabulary.model != "gpt2") {
-    return user_error("{}: {} is not implemented (gpt2 and llama are)", where(vocabulary, "model"),
-                      in_quotes(vocabulary.model));
-  }
-  const std::string pre_name = vocabulary.pre.empty() ? "default" : vocabulary.pre;
-  const GgufPreTokenizer* pre = find_gguf_pre_tokenizer(pre_name);
-  if (pre == nullptr) {
-    return user_error("{}: {} is not implemented ({} are)", where(vocabulary, "pre"), in_quotes(pre_name),
-                      gguf_pre_tokenizer_names());
-  }
-  if (vocabulary.pre.empty())
-    log_warning("{}: is missing; text may be cut otherwise than the model knows it",
-                where(vocabulary, "pre"));
+  NIBBLE_ASSIGN_OR_RETURN(const GgufPreTokenizer* pre, pre_tokenizer_of(vocabulary));
   NIBBLE_ASSIGN_OR_RETURN(const Json model_json, bpe_json(vocabulary, pre->ignore_merges));
   NIBBLE_ASSIGN_OR_RETURN(const JsonObject model, JsonObject::from(model_json, vocabulary.name));
   NIBBLE_ASSIGN_OR_RETURN(Bpe bpe, Bpe::parse(model));

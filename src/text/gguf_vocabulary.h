@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/result.h"
+
 namespace nibble {
 
 enum class GgufTokenType {
@@ -29,5 +31,9 @@ struct GgufVocabulary {
   std::optional<int32_t> bos, eos, eot, eom, unknown;
   std::optional<bool> add_bos, add_eos, add_space_prefix;  // none: as model and pre have it
 };
+
+// The tokenizer.json of the same tokenizer; an error for "llama", of which there is none that gives the same
+// ids.
+Result<std::string> gguf_tokenizer_json(const GgufVocabulary& vocabulary);
 
 }  // namespace nibble

@@ -9,7 +9,7 @@
 
 #include "base/output_file.h"
 #include "checkpoint/quantize.h"
-#include "checkpoint/quantize_journal.h"
+#include "checkpoint/job_journal.h"
 #include "checkpoint/quantize_models.h"
 
 namespace nibble {
@@ -23,7 +23,7 @@ class QuantizeResume : public QuantizeTest {
   // Runs a job in a child that gets a kill -9 as soon as `bytes` of the source are done.
   void kill_after(int64_t bytes, const FileSystem& files) const {
     QuantizeOptions job = options();
-    job.progress = [&](const QuantizeProgress& progress) {
+    job.progress = [&](const JobProgress& progress) {
       if (progress.done_bytes - progress.found_bytes >= bytes) std::raise(SIGKILL);
     };
     EXPECT_EXIT((void)quantize_model(files, job), KilledBySignal(SIGKILL), "");
@@ -106,7 +106,7 @@ TEST_F(QuantizeResume, KilledWhileFilesMoveUp) {
   const FaultyFileSystem files = source_files();
   const auto wanted = whole();
   kill_after(60'000, files);
-  auto journal = QuantizeJournal::load(FileSystem::posix(), path("dst/.partial/journal.json"));
+  auto journal = JobJournal::load(FileSystem::posix(), path("dst/.partial/journal.json"));
   ASSERT_TRUE(journal.ok() && journal->has_value());
   fs::remove_all(path("dst"));
   ASSERT_TRUE(quantize_model(files, options()).ok());

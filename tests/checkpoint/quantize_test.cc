@@ -209,8 +209,8 @@ TEST_F(QuantizeTest, ShardsKeepToTheirSize) {
 TEST_F(QuantizeTest, ProgressEndsAtTheTotal) {
   QuantizeOptions job = options();
   job.threads = 3;
-  QuantizeProgress last;
-  job.progress = [&](const QuantizeProgress& progress) {
+  JobProgress last;
+  job.progress = [&](const JobProgress& progress) {
     EXPECT_GT(progress.done_bytes, last.done_bytes);
     last = progress;
   };

@@ -71,6 +71,9 @@ class GgufWriter {
   GgufWriter& u32(std::string_view key, uint32_t number) {
     return value(key, GgufValueType::kU32, number_bytes(number));
   }
+  GgufWriter& f32(std::string_view key, float number) {
+    return value(key, GgufValueType::kF32, number_bytes(number));
+  }
   GgufWriter& text(std::string_view key, std::string_view text) {
     return value(key, GgufValueType::kString, string_bytes(text));
   }

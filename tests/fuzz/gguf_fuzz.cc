@@ -1,6 +1,6 @@
 // Any bytes as a GGUF file: no crash, no hang, no large allocation, only errors of one line, and the same
 // outcome whether the file is mapped or read; where it is good, every tensor, every value in every way that a
-// reader may ask, and the tokenizer that it describes.
+// reader may ask, the tokenizer that it describes, and the model: its spec, its text parts and its weights.
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -10,6 +10,9 @@
 #include "base/log.h"
 #include "checkpoint/gguf.h"
 #include "engine/gguf_tokenizer.h"
+#include "engine/model_source.h"
+#include "model/weights.h"
+#include "ops/backend.h"
 
 namespace nibble {
 namespace {
@@ -49,6 +52,21 @@ void tokenize(const GgufMetadata& metadata, const std::string& text) {
   }
 }
 
+// As `nibble inspect` takes it apart.
+void open_model(const FileSystem& files) {
+  const Result<std::unique_ptr<ModelSource>> source = ModelSource::open(files, "m.gguf");
+  NIBBLE_CHECK(source.ok());
+  expect_sane((*source)->chat().status());
+  expect_sane((*source)->generation(0).status());
+  const Result<ModelSpec> spec = (*source)->spec();
+  expect_sane(spec.status());
+  if (!spec.ok()) return;
+  const std::unique_ptr<WeightSource> weights = (*source)->weights(*spec).value();
+  (void)weights->stored();
+  const std::unique_ptr<Ops> ops = make_backend("reference", {.threads = 1}).value();
+  expect_sane(load_weights(*spec, *weights, *ops).status());
+}
+
 Status load(const FileSystem& files, const std::string& text) {
   Result<Gguf> gguf = Gguf::open(files, "m.gguf");
   expect_sane(gguf.status());
@@ -66,6 +84,7 @@ Status load(const FileSystem& files, const std::string& text) {
   NIBBLE_CHECK(data_bytes == gguf->total_bytes());
   ask(gguf->metadata());
   tokenize(gguf->metadata(), text);
+  open_model(files);
   return {};
 }
 

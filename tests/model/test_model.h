@@ -18,7 +18,7 @@ namespace nibble {
 
 struct TestModel {
   std::unique_ptr<Ops> ops;
-  std::unique_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<WeightSource> weights;
   std::unique_ptr<Decoder> decoder;
   std::vector<Buffer> rounded_inv_freq;
 
@@ -42,19 +42,15 @@ struct TestModel {
 };
 
 // bf16_rope: with RoPE frequencies rounded to bfloat16.
-inline TestModel load_test_model(const std::string& directory, const std::string& backend,
-                                 DecoderOptions options, const BackendOptions& backend_options = {},
-                                 bool bf16_rope = false) {
+inline TestModel load_test_model(std::unique_ptr<WeightSource> source, const ModelSpec& spec,
+                                 const std::string& backend, DecoderOptions options,
+                                 const BackendOptions& backend_options = {}, bool bf16_rope = false) {
   TestModel model;
   auto ops = make_backend(backend, backend_options);
   EXPECT_TRUE(ops.ok()) << ops.status().message();
   model.ops = std::move(ops).value();
-  auto spec = load_spec(FileSystem::posix(), directory);
-  EXPECT_TRUE(spec.ok()) << spec.status().message();
-  auto checkpoint = Checkpoint::open(FileSystem::posix(), directory);
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().message();
-  model.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint).value());
-  auto weights = load_weights(*spec, *model.checkpoint, *model.ops, options.arithmetic);
+  model.weights = std::move(source);
+  auto weights = load_weights(spec, *model.weights, *model.ops, options.arithmetic);
   EXPECT_TRUE(weights.ok()) << weights.status().message();
   if (bf16_rope) {
     for (std::span<const float>& inv_freq : weights->rope_inv_freq) {
@@ -68,10 +64,21 @@ inline TestModel load_test_model(const std::string& directory, const std::string
       inv_freq = {model.rounded_inv_freq.back().as<const float>(), rounded.size()};
     }
   }
-  auto decoder = Decoder::create(*model.ops, *spec, std::move(weights).value(), options);
+  auto decoder = Decoder::create(*model.ops, spec, std::move(weights).value(), options);
   EXPECT_TRUE(decoder.ok()) << decoder.status().message();
   model.decoder = std::move(decoder).value();
   return model;
+}
+
+inline TestModel load_test_model(const std::string& directory, const std::string& backend,
+                                 DecoderOptions options, const BackendOptions& backend_options = {},
+                                 bool bf16_rope = false) {
+  auto spec = load_spec(FileSystem::posix(), directory);
+  EXPECT_TRUE(spec.ok()) << spec.status().message();
+  auto checkpoint = Checkpoint::open(FileSystem::posix(), directory);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+  return load_test_model(std::make_unique<Checkpoint>(std::move(checkpoint).value()), *spec, backend, options,
+                         backend_options, bf16_rope);
 }
 
 inline DecoderOptions options_for(int64_t rows, int64_t sequences = 1, int64_t tokens = 1024,

@@ -312,3 +312,62 @@ def test_requests(args, fragments):
     assert done.returncode == 1 and len(errors) == 1, done.stderr
     for fragment in fragments:
         assert fragment in errors[0], errors
+
+
+def gguf_file(path, entries=(), tensors=()):
+    """A GGUF file by the gguf package; entries of text, int, float."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in entries:
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(key, value)
+    for name, shape in tensors:
+        writer.add_tensor(name, np.ones(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+LLAMA = [("llama.block_count", 1), ("llama.context_length", 64), ("llama.embedding_length", 8),
+         ("llama.feed_forward_length", 16), ("llama.attention.head_count", 2), ("llama.vocab_size", 3),
+         ("llama.attention.layer_norm_rms_epsilon", 1e-5)]
+
+
+@pytest.mark.parametrize("entries, tensors, fragment", [
+    ([], [], "'llama.block_count'"),
+    ([entry for entry in LLAMA if "embedding" not in entry[0]], [], "'llama.embedding_length'"),
+    ([*LLAMA[1:], ("llama.block_count", 0)], [], "'llama.block_count': wanted"),
+    ([*LLAMA, ("llama.rope.scaling.type", "longrope")], [], "'llama.rope.scaling.type': wanted one of none, yarn"),
+    ([*LLAMA, ("llama.expert_count", 99999)], [], "'llama.expert_count': wanted"),
+    ([*LLAMA, ("llama.residual_scale", 2.0)], [], "'llama.residual_scale' is unknown to model_type 'llama'"),
+    (LLAMA, [], "tensor 'token_embd.weight': is missing"),
+    (LLAMA, [("token_embd.weight", (3, 9))], "tensor 'token_embd.weight': wanted [3, 8]"),
+])
+def test_gguf_that_says_what_cannot_be(tmp_path, entries, tensors, fragment):
+    path = gguf_file(tmp_path / "m.gguf", entries, tensors)
+    for command in [["logits", "--ids", "1", "-o", tmp_path / "out.npy", "-m", path], ["convert", path, tmp_path / "dst"]]:
+        err = nibble(*command)
+        assert fragment in err and "m.gguf" in err, err
+    nibble("inspect", path)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_gguf_paths(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF\2\0")
+    assert "m.gguf" in nibble("run", "-m", tmp_path / "m.gguf", "-p", "x")
+    (tmp_path / "n.gguf").write_bytes(b"")
+    assert "holds several models: m.gguf, n.gguf" in nibble("run", "-m", tmp_path, "-p", "x")
+    assert "no such directory" in nibble("run", "-m", tmp_path / "gone.gguf", "-p", "x")
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert "is a file" in nibble("run", "-m", tmp_path / "model.bin", "-p", "x")
+
+
+def test_logits_do_not_go_over_a_gguf_model(tmp_path):
+    path = gguf_file(tmp_path / "m.gguf", LLAMA)
+    before = path.read_bytes()
+    assert "is a file of the model" in nibble("logits", "-m", path, "--ids", "1", "-o", path)
+    assert path.read_bytes() == before

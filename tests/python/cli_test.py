@@ -23,7 +23,7 @@ def story(*args, **more):
 
 def test_version_and_help():
     assert re.fullmatch(r"nibble \d+\.\d+\.\d+\n", nibble("--version"))
-    for command in ["run", "inspect", "logits", "tokenize", "detokenize", "quantize", "doctor"]:
+    for command in ["run", "inspect", "logits", "tokenize", "detokenize", "quantize", "convert", "doctor"]:
         assert command in nibble("--help")
         assert "--help" in nibble(command, "--help")
 

@@ -33,6 +33,7 @@ GqaSpec read_gqa(Config& config, const ModelSpec& spec) {
     config.fail(fmt::format("{} heads are too many for a width of {}", gqa.heads, spec.width));
     gqa.head_dim = 2;
   }
+  if (config.boolean("rope_interleaved", false)) gqa.rope_style = RopeStyle::kInterleaved;
   return gqa;
 }
 

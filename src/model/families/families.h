@@ -9,7 +9,7 @@ namespace nibble {
 // What every family's config says in the same words: sizes, eps, vocabulary, ids, keys without effect on the
 // result. `layers` has its final length and default entries.
 ModelSpec read_common(Config& config);
-// num_attention_heads, num_key_value_heads, head_dim (absent: width / heads).
+// num_attention_heads, num_key_value_heads, head_dim (absent: width / heads), rope_interleaved.
 GqaSpec read_gqa(Config& config, const ModelSpec& spec);
 // Heads that do not divide into key/value heads are an error of the config.
 void check_heads(Config& config, const GqaSpec& gqa, size_t layer);

@@ -7,7 +7,6 @@ namespace nibble {
 ModelSpec llama_spec(Config config) {
   ModelSpec spec = read_common(config);
   config.only("mlp_bias", {false});
-  config.only("rope_interleaved", {false});
   config.ignore({"is_llama_config"});
   GqaSpec gqa = read_gqa(config, spec);
   gqa.qkv_bias = gqa.output_bias = config.boolean("attention_bias", false);

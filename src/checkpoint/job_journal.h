@@ -1,4 +1,4 @@
-// What a quantization has finished so far: DST/.partial/journal.json. Replaced at once after each step, so
+// What a job has finished so far: DST/.partial/journal.json. Replaced at once after each step, so
 // that it is never torn and never ahead of the disk.
 #pragma once
 
@@ -18,13 +18,13 @@ struct FinishedFile {
   uint64_t hash = 0;  // of hash_file
 };
 
-struct QuantizeJournal {
+struct JobJournal {
   std::map<std::string, std::string> job;      // what the bytes depend on: options, source
   std::map<std::string, FinishedFile> shards;  // by file name, all on the disk
   bool complete = false;                       // everything is on the disk, and may have begun to move up
 
   // Nothing where there is no file. A file that is no journal is an error.
-  static Result<std::optional<QuantizeJournal>> load(const FileSystem& files, const std::string& path);
+  static Result<std::optional<JobJournal>> load(const FileSystem& files, const std::string& path);
   Status save(const std::string& path) const;
 
   // An error that names the first difference, where this journal is of another job.

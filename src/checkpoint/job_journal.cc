@@ -1,4 +1,4 @@
-#include "checkpoint/quantize_journal.h"
+#include "checkpoint/job_journal.h"
 
 #include <algorithm>
 #include <memory>
@@ -27,12 +27,11 @@ bool read_shard(const Json& entry, FinishedFile& shard) {
 
 }  // namespace
 
-Result<std::optional<QuantizeJournal>> QuantizeJournal::load(const FileSystem& files,
-                                                             const std::string& path) {
-  if (!files.exists(path)) return std::optional<QuantizeJournal>();
+Result<std::optional<JobJournal>> JobJournal::load(const FileSystem& files, const std::string& path) {
+  if (!files.exists(path)) return std::optional<JobJournal>();
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_text(files, path, kMaxJournalBytes));
   NIBBLE_ASSIGN_OR_RETURN(const Json json, parse_json(text, path));
-  QuantizeJournal journal;
+  JobJournal journal;
   bool good = json.is_object() && json.contains("job") && json["job"].is_object() &&
               json.contains("shards") && json["shards"].is_object() && json.contains("complete") &&
               json["complete"].is_boolean();
@@ -45,19 +44,19 @@ Result<std::optional<QuantizeJournal>> QuantizeJournal::load(const FileSystem& f
       good = good && read_shard(entry, journal.shards[name]);
     journal.complete = json["complete"].get<bool>();
   }
-  if (!good) return user_error("{}: not the journal of a quantization", path);
-  return std::optional<QuantizeJournal>(std::move(journal));
+  if (!good) return user_error("{}: not the journal of such a run", path);
+  return std::optional<JobJournal>(std::move(journal));
 }
 
-Status QuantizeJournal::save(const std::string& path) const {
+Status JobJournal::save(const std::string& path) const {
   Json json = {{"job", job}, {"shards", Json::object()}, {"complete", complete}};
   for (const auto& [name, shard] : shards)
     json["shards"][name] = {{"bytes", shard.bytes}, {"hash", shard.hash}};
   return replace_text(path, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-Status QuantizeJournal::check_job(const std::map<std::string, std::string>& wanted,
-                                  const std::string& path) const {
+Status JobJournal::check_job(const std::map<std::string, std::string>& wanted,
+                             const std::string& path) const {
   for (const auto& [key, value] : wanted) {
     const auto at = job.find(key);
     if (at != job.end() && at->second == value) continue;
