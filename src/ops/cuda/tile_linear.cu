@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
@@ -308,17 +309,9 @@ cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   for (int i = 0; i < args.count; ++i) pairs += (args.products[i].n + kTaskRows - 1) / kTaskRows;
   const int passes = static_cast<int>((args.rows + kTiles * kTokensOfTile - 1) / (kTiles * kTokensOfTile));
   const int tasks = static_cast<int>(pairs) * passes;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = std::min(tasks, multiprocessors);
-  config.blockDim = kWarps * 32;
-  config.dynamicSmemBytes = shared_bytes<kKind>();
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, tile_linear_kernel<kKind, kTiles, kSplit>, args, tasks, passes);
+  launch_early(tile_linear_kernel<kKind, kTiles, kSplit>, std::min(tasks, multiprocessors), kWarps * 32,
+               shared_bytes<kKind>(), stream, args, tasks, passes);
+  return cudaGetLastError();
 }
 
 template <Kind kKind>
