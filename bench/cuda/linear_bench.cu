@@ -76,6 +76,8 @@ int main() {
   constexpr int64_t kBytes = int64_t{4} << 30;
   uint8_t* weights = nullptr;
   float *x = nullptr, *out = nullptr;
+  void* workspace = nullptr;
+  CHECK(cudaMalloc(&workspace, 64 * 16384 * 4));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&weights), kBytes));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&x), 64 * 16384 * 4));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&out), 64 * 131072 * 4));
@@ -105,7 +107,7 @@ int main() {
     const int sets = static_cast<int>(std::min<int64_t>(kBytes / bytes, 40));
     for (int64_t rows : {1, 2, 4, 8, 16, 32, 64}) {
       const double us = time_us(sets, [&](int i) {
-        TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k};
+        TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
         const uint8_t* at = weights + i * bytes;
         for (int64_t n : shape.n) {
           args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};

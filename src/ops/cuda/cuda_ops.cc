@@ -173,8 +173,13 @@ class CudaOps final : public Ops {
         formats.push_back(w.format);
       }
     }
+    const int64_t workspace_bytes = cuda::tile_linear_workspace_bytes(x.rows, x.cols);
     for (MatrixFormat format : formats) {
-      cuda::TileLinear launch{.x = x.data, .x_stride = x.stride, .rows = x.rows, .k = x.cols};
+      cuda::TileLinear launch{.x = x.data,
+                              .x_stride = x.stride,
+                              .rows = x.rows,
+                              .k = x.cols,
+                              .workspace = scratch<char>(workspace_bytes, "linear: rows")};
       auto run = [&] {
         cuda::check(cuda::tile_linear(format, launch, stream()), "linear");
         launch.count = 0;

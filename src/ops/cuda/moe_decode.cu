@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
@@ -580,29 +581,14 @@ cudaError_t current_device(Device& device) {
   return error;
 }
 
-template <class Kernel>
-cudaError_t launch(Kernel kernel, int grid, int threads, int shared_bytes, const MoeDecodeArgs& args,
-                   cudaStream_t stream) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args);
-}
-
 template <int kBlock, int kWarps>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
   constexpr int kBytes = SharedLayout<kBlock, kWarps>::kBytes;
   cudaError_t error =
       cudaFuncSetAttribute(moe_layer<kBlock, kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return launch(moe_layer<kBlock, kWarps>, device.multiprocessors, kWarps * 32, kBytes, args, stream);
+  launch_early(moe_layer<kBlock, kWarps>, device.multiprocessors, kWarps * 32, kBytes, stream, args);
+  return cudaGetLastError();
 }
 
 template <int kBlock>
@@ -646,7 +632,8 @@ cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
   const int grid = 1 + static_cast<int>(std::min<int64_t>((elements + 1023) / 1024, device.multiprocessors));
-  error = launch(group_rows, grid, 1024, 0, args, stream);
+  launch_early(group_rows, grid, 1024, 0, stream, args);
+  error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return args.shape.block == 16 ? launch_layer<16>(args, device, stream)
                                 : launch_layer<32>(args, device, stream);

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
@@ -67,6 +68,43 @@ __device__ inline void load_rows(const float* row, int column, int k, bool vecto
   }
 }
 
+// Where column c of a row of operands stands among those of its chunk: of every lane's columns the first
+// eight, then the second ..., so that the lanes that share a row load 64 neighbouring bytes at a time.
+template <Kind kKind>
+__device__ inline int operand_place(int c) {
+  constexpr int kOfLane = 16 * Tiles<kKind>::kParts;
+  return c % kOfLane / 8 * 32 + c / kOfLane * 8 + c % 8;
+}
+
+// The two parts of x: [rows, 2, K'], K' rounded up to 128.
+template <Kind kKind>
+__global__ void split_rows(const float* x, int64_t x_stride, int k, __nv_bfloat16* to) {
+  dependency_launch();
+  const int columns = (k + 127) / 128 * 128;
+  const int64_t row = blockIdx.x;
+  const int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  if (c >= columns) return;
+  constexpr int kColumns = Tiles<kKind>::kColumns;
+  const float value = c < k ? x[row * x_stride + c] : 0.0f;
+  const __nv_bfloat16 high = __float2bfloat16_rn(value);
+  __nv_bfloat16* at = to + row * 2 * columns + c / kColumns * kColumns + operand_place<kKind>(c % kColumns);
+  at[0] = high;
+  at[columns] = __float2bfloat16_rn(value - __bfloat162float(high));
+}
+
+__device__ inline void load_split(const __nv_bfloat16* at, uint32_t (&b)[8]) {
+  if (at == nullptr) {
+#pragma unroll
+    for (uint32_t& pair : b) pair = 0;
+    return;
+  }
+#pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const uint4 bits = *reinterpret_cast<const uint4*>(at + v * 32);
+    b[4 * v] = bits.x, b[4 * v + 1] = bits.y, b[4 * v + 2] = bits.z, b[4 * v + 3] = bits.w;
+  }
+}
+
 template <Kind kKind>
 __device__ inline void load_weights(const uint8_t* chunk, int lane, int part, uint32_t (&a)[2][2][8]) {
   using T = Tiles<kKind>;
@@ -114,7 +152,7 @@ constexpr int shared_bytes() {
   return kWarps * kStages * Tiles<kKind>::kBytes + 256 + kWarps * 32 * 4 * kMaxTiles * 4;
 }
 
-template <Kind kKind, int kTiles>
+template <Kind kKind, int kTiles, bool kSplit>
 __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear p, int tasks, int passes) {
   using T = Tiles<kKind>;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -168,19 +206,33 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   const uint32_t low_part = g % 2 != 0 ? ~0u : 0u;
   for (int task = blockIdx.x; task < tasks; task += static_cast<int>(gridDim.x)) {
     const int row0 = task % passes * kTokens;
+    // This lane's token and part of each tile of tokens; null: no such row.
     const float* rows[kTiles];
+    const __nv_bfloat16* split[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const int row = row0 + n * kTokensOfTile + g / 2;
-      rows[n] = row < p.rows ? p.x + row * p.x_stride : nullptr;
+      const bool is_row = row < p.rows;
+      rows[n] = !kSplit && is_row ? p.x + row * p.x_stride : nullptr;
+      split[n] = kSplit && is_row ? static_cast<const __nv_bfloat16*>(p.workspace) +
+                                        (int64_t{row} * 2 + g % 2) * ((p.k + 127) / 128 * 128) + q * 8
+                                  : nullptr;
     }
+    auto load_b = [&](int n, int c, int part, uint32_t(&b)[8]) {
+      if constexpr (kSplit) {
+        const __nv_bfloat16* at = split[n];
+        if (at != nullptr) at += (first + c) * T::kColumns + part * 64;
+        load_split(at, b);
+      } else {
+        load_rows(rows[n], (first + c) * T::kColumns + q * 16 * T::kParts + part * 16, static_cast<int>(p.k),
+                  vectors, low_part, b);
+      }
+    };
     float sums[2][kTiles][4] = {};
     for (int c = 0; c < chunks; ++c) {
-      const int column = (first + c) * T::kColumns + q * 16 * T::kParts;
       uint32_t b[kTiles][8];
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-        load_rows(rows[n], column, static_cast<int>(p.k), vectors, low_part, b[n]);
+      for (int n = 0; n < kTiles; ++n) load_b(n, c, 0, b[n]);
       barrier_wait(barriers + stage, parity);
       const uint8_t* const chunk = stages + stage * T::kBytes;
 #pragma unroll
@@ -194,7 +246,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         }
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          if (part > 0) load_rows(rows[n], column + 16, static_cast<int>(p.k), vectors, low_part, b[n]);
+          if (part > 0) load_b(n, c, part, b[n]);
 #pragma unroll
           for (int m = 0; m < 4; ++m) {
 #pragma unroll
@@ -236,38 +288,37 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   }
 }
 
-template <Kind kKind, int kTiles>
+template <Kind kKind, int kTiles, bool kSplit>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(tile_linear_kernel<kKind, kTiles>,
+    error = cudaFuncSetAttribute(tile_linear_kernel<kKind, kTiles, kSplit>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<kKind>());
   if (error != cudaSuccess) return error;
+  if constexpr (kSplit) {
+    const dim3 grid(static_cast<unsigned>(args.rows), static_cast<unsigned>((args.k + 127) / 128));
+    split_rows<kKind><<<grid, 128, 0, stream>>>(args.x, args.x_stride, static_cast<int>(args.k),
+                                                static_cast<__nv_bfloat16*>(args.workspace));
+    error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
   int64_t pairs = 0;
   for (int i = 0; i < args.count; ++i) pairs += (args.products[i].n + kTaskRows - 1) / kTaskRows;
   const int passes = static_cast<int>((args.rows + kTiles * kTokensOfTile - 1) / (kTiles * kTokensOfTile));
   const int tasks = static_cast<int>(pairs) * passes;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = std::min(tasks, multiprocessors);
-  config.blockDim = kWarps * 32;
-  config.dynamicSmemBytes = shared_bytes<kKind>();
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, tile_linear_kernel<kKind, kTiles>, args, tasks, passes);
+  launch_early(tile_linear_kernel<kKind, kTiles, kSplit>, std::min(tasks, multiprocessors), kWarps * 32,
+               shared_bytes<kKind>(), stream, args, tasks, passes);
+  return cudaGetLastError();
 }
 
 template <Kind kKind>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
-  if (args.rows <= kTokensOfTile) return launch<kKind, 1>(args, stream);
-  if (args.rows <= 2 * kTokensOfTile) return launch<kKind, 2>(args, stream);
-  return launch<kKind, 4>(args, stream);
+  if (args.rows <= kTokensOfTile) return launch<kKind, 1, false>(args, stream);
+  if (args.rows <= 2 * kTokensOfTile) return launch<kKind, 2, true>(args, stream);
+  return launch<kKind, 4, true>(args, stream);
 }
 
 }  // namespace
@@ -280,6 +331,10 @@ int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {
   const int64_t pairs = (n + kTaskRows - 1) / kTaskRows;
   if (format == MatrixFormat::kBF16) return pairs * ((k + 63) / 64) * Tiles<Kind::kBF16>::kBytes;
   return pairs * ((k + 127) / 128) * chunk_bytes(format == MatrixFormat::kNvfp4 ? 16 : 32);
+}
+
+int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k) {
+  return rows <= kTokensOfTile ? 0 : rows * 2 * ((k + 127) / 128 * 128) * 2;
 }
 
 cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {

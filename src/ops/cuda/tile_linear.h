@@ -37,7 +37,10 @@ struct TileLinear {
   const float* x = nullptr;  // [rows, k]
   int64_t x_stride = 0;
   int64_t rows = 0, k = 0;
+  void* workspace = nullptr;  // tile_linear_workspace_bytes(rows, k)
 };
+// For few rows none: then every warp splits what it reads of x in two, for more a kernel does it once.
+int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k);
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
 
 }  // namespace nibble::cuda
