@@ -61,6 +61,16 @@ struct LogitsOptions {
 };
 Status logits_command(const LogitsOptions& options);
 
+struct BenchOptions {
+  ModelOptions model;
+  int64_t prompt_tokens = 512;         // -p; 0: no prompt
+  int64_t new_tokens = 128;            // -n; 0: no decoding
+  std::vector<int64_t> batches = {1};  // -b
+  int64_t repetitions = 5;             // -r
+  bool json = false;
+};
+Status bench_command(const BenchOptions& options);
+
 struct TokenizeOptions {
   std::string model;
   std::optional<std::string> text;  // absent: standard input

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "base/file.h"
+#include "model/synthetic_model.h"
 
 namespace nibble {
 namespace {
@@ -18,7 +19,7 @@ std::string cache_directory() {
 
 Result<std::string> find_model(const std::string& name) {
   const FileSystem& files = FileSystem::posix();
-  if (files.is_directory(name)) return name;
+  if (is_synthetic(name) || files.is_directory(name)) return name;
   if (files.exists(name) && name.ends_with(".gguf")) return name;
   if (files.exists(name))
     return user_error("model '{}': is a file; give the directory that holds it, or a .gguf file", name);

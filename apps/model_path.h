@@ -1,4 +1,4 @@
-// What -m may name: a directory, a GGUF file, or a model in the Hugging Face cache.
+// What -m may name: a directory, a GGUF file, a model in the Hugging Face cache, or a synthetic one.
 #pragma once
 
 #include <string>
@@ -7,9 +7,8 @@
 
 namespace nibble {
 
-// A directory or a *.gguf file is itself. "org/name" that is no directory is looked up under $HF_HOME/hub
-// (else
-// ~/.cache/huggingface/hub): the snapshot that refs/main names.
+// A directory, a *.gguf file and "synthetic:..." are themselves. "org/name" that is no directory is looked up
+// under $HF_HOME/hub (else ~/.cache/huggingface/hub): the snapshot that refs/main names.
 Result<std::string> find_model(const std::string& name);
 
 }  // namespace nibble

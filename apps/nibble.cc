@@ -63,11 +63,14 @@ void name_environment(CLI::App& command) {
 void add_model(CLI::App& command, std::string& model) {
   command
       .add_option("-m,--model", model,
-                  "Model: a directory with config.json, tokenizer.json, *.safetensors, or a .gguf file")
+                  "Model: a directory with config.json, tokenizer.json, *.safetensors, or a .gguf file; for "
+                  "bench and logits also made-up weights, as synthetic:laguna-s-2.1:layers=4:experts=64")
       ->required();
 }
 
-void add_model_options(CLI::App& command, ModelOptions& o) {
+// `chunk_flags`: names of the one for the chunks of prompts.
+void add_model_options(CLI::App& command, ModelOptions& o,
+                       const std::string& chunk_flags = "-b,--prefill-chunk,--batch-size") {
   add_model(command, o.model);
   command.add_option("--device", o.device, "Where to compute")
       ->check(CLI::IsMember(backend_names()))
@@ -91,7 +94,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->check(CLI::Range(0, 1024))
       ->group("Machine");
   command
-      .add_option("-b,--prefill-chunk,--batch-size", o.prefill_chunk,
+      .add_option(chunk_flags, o.prefill_chunk,
                   "Prompt tokens in a step; changes speed and memory, no bit of the result")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str()
@@ -194,6 +197,27 @@ void add_others(CLI::App& app, InspectOptions& inspect, LogitsOptions& logits, T
   d.add_flag("--skip-special", detokenize.skip_special, "Leave special tokens out");
 }
 
+void add_bench(CLI::App& app, BenchOptions& o) {
+  CLI::App& bench = *app.add_subcommand(
+      "bench", "Tokens a second of prompts and of decoding, beside what the memory could give");
+  add_model_options(bench, o.model, "--prefill-chunk");
+  const CLI::Range tokens(int64_t{0}, int64_t{1} << 28);
+  bench.add_option("-p,--n-prompt", o.prompt_tokens, "Tokens of the prompt; 0: none")
+      ->check(tokens)
+      ->capture_default_str();
+  bench.add_option("-n,--n-gen", o.new_tokens, "Tokens that each sequence decodes; 0: none")
+      ->check(tokens)
+      ->capture_default_str();
+  bench.add_option("-b,--batch", o.batches, "Sequences that decode at once: 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->default_str("1");
+  bench.add_option("-r,--repetitions", o.repetitions, "Of each test, behind a warm-up; the median counts")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}))
+      ->capture_default_str();
+  bench.add_flag("--json", o.json, "As JSON, with every repetition");
+}
+
 // How a command writes a model.
 void add_writing(CLI::App& command, int& threads, uint64_t& max_shard_bytes) {
   command.add_option("-t,--threads", threads, "Threads (default: all CPUs that this process may use)")
@@ -286,6 +310,7 @@ int run_main(int argc, char** argv) {
   RunOptions run;
   InspectOptions inspect;
   LogitsOptions logits;
+  BenchOptions bench;
   TokenizeOptions tokenize;
   DetokenizeOptions detokenize;
   std::string logits_ids, detokenize_ids;
@@ -294,6 +319,7 @@ int run_main(int argc, char** argv) {
   DoctorOptions doctor;
   add_run(app, run);
   add_others(app, inspect, logits, tokenize, detokenize, logits_ids, detokenize_ids);
+  add_bench(app, bench);
   add_quantize(app, quantize);
   add_convert(app, convert);
   add_doctor(app, doctor);
@@ -320,6 +346,7 @@ int run_main(int argc, char** argv) {
     if (!log_file.empty()) NIBBLE_RETURN_IF_ERROR(set_log_file(log_file));
     if (app.got_subcommand("run")) return run_command(run);
     if (app.got_subcommand("inspect")) return inspect_command(inspect);
+    if (app.got_subcommand("bench")) return bench_command(bench);
     if (app.got_subcommand("quantize")) return quantize_command(quantize);
     if (app.got_subcommand("convert")) return convert_command(convert);
     if (app.got_subcommand("doctor")) return doctor_command(doctor);

@@ -13,6 +13,8 @@
 #include "model/convert_gguf.h"
 #include "model/gguf_config.h"
 #include "model/gguf_weights.h"
+#include "model/synthetic_model.h"
+#include "model/synthetic_weights.h"
 
 namespace nibble {
 namespace {
@@ -30,7 +32,7 @@ class DirectoryModel : public ModelSource {
   Result<GenerationConfig> generation(int64_t vocab) const override {
     return GenerationConfig::load(files_, directory_, vocab);
   }
-  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& /*spec*/) const override {
+  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& /*spec*/, HostBytes /*use*/) const override {
     NIBBLE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(files_, directory_));
     return std::unique_ptr<WeightSource>(std::make_unique<Checkpoint>(std::move(checkpoint)));
   }
@@ -56,7 +58,7 @@ class GgufModel : public ModelSource {
   Result<GenerationConfig> generation(int64_t /*vocab*/) const override {
     return GenerationConfig::from_gguf(gguf_->metadata());
   }
-  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec) const override {
+  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes /*use*/) const override {
     return std::unique_ptr<WeightSource>(std::make_unique<GgufWeights>(gguf_, spec));
   }
   Result<ConvertSummary> convert(const ConvertOptions& options) const override {
@@ -68,6 +70,33 @@ class GgufModel : public ModelSource {
  private:
   const FileSystem& files_;
   std::shared_ptr<Gguf> gguf_;
+};
+
+class SyntheticModel : public ModelSource {
+ public:
+  explicit SyntheticModel(std::string name) : name_(std::move(name)) {}
+
+  Result<ModelSpec> spec() const override { return synthetic_spec(name_); }
+  Result<Tokenizer> tokenizer() const override { return no_text(); }
+  Result<ChatFormat> chat(const std::string& /*override_path*/) const override { return no_text(); }
+  Result<GenerationConfig> generation(int64_t /*vocab*/) const override { return GenerationConfig(); }
+  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes use) const override {
+    using Bytes = SyntheticWeights::Bytes;
+    NIBBLE_ASSIGN_OR_RETURN(
+        std::unique_ptr<SyntheticWeights> weights,
+        SyntheticWeights::make(spec, name_, use == HostBytes::kRead ? Bytes::kDistinct : Bytes::kShared));
+    return std::unique_ptr<WeightSource>(std::move(weights));
+  }
+  Result<ConvertSummary> convert(const ConvertOptions& /*options*/) const override {
+    return user_error("model '{}': is synthetic, so there is nothing to convert", name_);
+  }
+
+ private:
+  Status no_text() const {
+    return user_error("model '{}': is synthetic and has no tokenizer; bench and logits run it", name_);
+  }
+
+  const std::string name_;
 };
 
 // Whether a file is a part other than the first: "x-00002-of-00003.gguf".
@@ -97,6 +126,7 @@ Result<std::string> find_gguf(const FileSystem& files, const std::string& direct
 }  // namespace
 
 Result<std::unique_ptr<ModelSource>> ModelSource::open(const FileSystem& files, const std::string& path) {
+  if (is_synthetic(path)) return std::unique_ptr<ModelSource>(std::make_unique<SyntheticModel>(path));
   std::string gguf_path = path;
   if (files.is_directory(path)) {
     gguf_path.clear();

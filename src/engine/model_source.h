@@ -12,14 +12,25 @@
 #include "engine/chat_format.h"
 #include "engine/generation_config.h"
 #include "model/spec.h"
+#include "ops/ops.h"
 #include "text/tokenizer.h"
 
 namespace nibble {
 
+// What becomes of a weight's bytes on the host once a backend has placed it.
+enum class HostBytes {
+  kRead,    // the backend computes on them
+  kCopied,  // it has its own, or nothing is computed
+};
+inline HostBytes use_of_host_bytes(const Ops& ops) {
+  return ops.copies_weights() ? HostBytes::kCopied : HostBytes::kRead;
+}
+
 class ModelSource {
  public:
-  // `path`: a directory, or a GGUF file (of several parts the first). A directory without config.json that
-  // holds one model in GGUF stands for that. `files` must outlive the source.
+  // `path`: a directory, a GGUF file (of several parts the first), or a synthetic model (synthetic_model.h).
+  // A directory without config.json that holds one model in GGUF stands for that. `files` must outlive the
+  // source.
   static Result<std::unique_ptr<ModelSource>> open(const FileSystem& files, const std::string& path);
 
   virtual ~ModelSource() = default;
@@ -29,7 +40,7 @@ class ModelSource {
   virtual Result<ChatFormat> chat(const std::string& override_path = "") const = 0;
   virtual Result<GenerationConfig> generation(int64_t vocab) const = 0;
   // `spec` is this model's.
-  virtual Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec) const = 0;
+  virtual Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes use) const = 0;
   // The same model in ModelOpt's layout, at options.destination. REQUIRES options.source to be this one.
   virtual Result<ConvertSummary> convert(const ConvertOptions& options) const = 0;
 };

@@ -401,19 +401,27 @@ Result<ModelWeights> load_weights(const ModelSpec& spec, WeightSource& source, O
   return weights;
 }
 
-int64_t weight_bytes_per_token(const ModelSpec& spec, const ModelWeights& weights) {
-  int64_t total = bytes_of(weights.head) + bytes_of(weights.embedding) / spec.vocab;
+int64_t weight_bytes_of_step(const ModelSpec& spec, const ModelWeights& weights, int64_t rows,
+                             std::span<const int64_t> experts, bool logits) {
+  NIBBLE_CHECK(experts.size() == weights.layers.size());
+  int64_t total = (logits ? bytes_of(weights.head) : 0) + bytes_of(weights.embedding) / spec.vocab * rows;
   for (size_t i = 0; i < weights.layers.size(); ++i) {
     const LayerWeights& layer = weights.layers[i];
     total += std::visit([](const auto& mixer) { return bytes_of(mixer); }, layer.mixer);
     total += bytes_of(layer.mixer_hyper.mix) + bytes_of(layer.ffn_hyper.mix);
     total += bytes_of(layer.ffn.dense) + bytes_of(layer.ffn.shared) + bytes_of(layer.ffn.router);
     if (!spec.layers[i].moe) continue;
-    int64_t experts = 0;
-    for (const ExpertWeights& expert : layer.ffn.experts->experts()) experts += bytes_of(expert);
-    total += experts / spec.layers[i].moe->experts * spec.layers[i].moe->chosen;
+    int64_t all = 0;
+    for (const ExpertWeights& expert : layer.ffn.experts->experts()) all += bytes_of(expert);
+    total += all / spec.layers[i].moe->experts * experts[i];
   }
   return total;
+}
+
+int64_t weight_bytes_per_token(const ModelSpec& spec, const ModelWeights& weights) {
+  std::vector<int64_t> chosen;
+  for (const LayerSpec& layer : spec.layers) chosen.push_back(layer.moe ? layer.moe->chosen : 0);
+  return weight_bytes_of_step(spec, weights, 1, chosen, true);
 }
 
 }  // namespace nibble

@@ -101,8 +101,11 @@ using LoadProgress = std::function<void(int64_t loaded_bytes, int64_t total_byte
 Result<ModelWeights> load_weights(const ModelSpec& spec, WeightSource& source, Ops& ops,
                                   const ExpertArithmetic& arithmetic = {}, const LoadProgress& progress = {});
 
-// Bytes of weights that a decode step of one token reads: all matrices once, of the routed experts only the
-// chosen share, of the embedding one row. What a token costs at least in memory traffic.
+// Bytes of weights that a step reads: all matrices once, of the routed experts of layer i `experts[i]` (of a
+// dense layer 0), of the embedding a row for each of `rows`, and the head where logits are wanted.
+int64_t weight_bytes_of_step(const ModelSpec& spec, const ModelWeights& weights, int64_t rows,
+                             std::span<const int64_t> experts, bool logits);
+// The same of a decode step of one token: what it costs at least in memory traffic.
 int64_t weight_bytes_per_token(const ModelSpec& spec, const ModelWeights& weights);
 
 }  // namespace nibble

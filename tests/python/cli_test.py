@@ -23,7 +23,7 @@ def story(*args, **more):
 
 def test_version_and_help():
     assert re.fullmatch(r"nibble \d+\.\d+\.\d+\n", nibble("--version"))
-    for command in ["run", "inspect", "logits", "tokenize", "detokenize", "quantize", "convert", "doctor"]:
+    for command in ["run", "inspect", "logits", "bench", "tokenize", "detokenize", "quantize", "convert", "doctor"]:
         assert command in nibble("--help")
         assert "--help" in nibble(command, "--help")
 
@@ -137,6 +137,64 @@ def test_doctor_says_what_is_here_and_what_is_not():
         assert cuda.returncode == 1 and re.fullmatch(r".*CUDA.*\n", cuda.stderr.decode())
     else:
         assert cuda.returncode == 0 and "self-test passed" in cuda.stdout.decode()
+
+
+def test_bench():
+    flags = ["bench", "-m", DEMO, "-p", "20", "-n", "6", "-b", "1,3", "-r", "2", "--prefill-chunk", "8"]
+    report = json.loads(nibble(*flags, "--json"))
+    assert report["model"] == DEMO and report["device"] == "cpu" and report["read_ceiling_bytes_per_second"] > 0
+    assert [(t["test"], t["batch"], t["tokens"], t["steps"]) for t in report["tests"]] == [
+        ("pp20", 1, 20, 3), ("tg6", 1, 6, 6), ("tg6", 3, 18, 6)]
+    per_token = json.loads(nibble("inspect", DEMO, "--json"))["weight_bytes_per_token"]
+    assert report["tests"][1]["weight_bytes_per_token"] == per_token > report["tests"][2]["weight_bytes_per_token"]
+    for t in report["tests"]:
+        low, high = sorted(t["seconds"])
+        assert len(t["seconds"]) == 2 and 0 < low <= high
+        assert t["tokens_per_second"] == pytest.approx(t["tokens"] / high)
+        assert t["lowest_tokens_per_second"] <= t["tokens_per_second"] <= t["highest_tokens_per_second"]
+        assert t["ms_per_step"] == pytest.approx(high / t["steps"] * 1000)
+        rate = t["weight_bytes_per_token"] * t["tokens_per_second"]
+        assert t["weight_bytes_per_second"] == pytest.approx(rate)
+        assert t["share_of_read_ceiling"] == pytest.approx(rate / report["read_ceiling_bytes_per_second"])
+    # The table has a head, a line below it, and a row a test of as many cells.
+    lines = nibble(*flags).split("\n\n")[0].split("\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len(rows) == 5 and len({len(row) for row in rows}) == 1
+    assert [row[2:4] for row in rows[2:]] == [["pp20", "1"], ["tg6", "1"], ["tg6", "3"]]
+    assert all(float(cell.rstrip("%")) > 0 for row in rows[2:] for cell in row[4:5] + row[6:])
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["-m", DEMO, "-p", "0", "-n", "0"], ["-p 0", "-n 0"]),
+    (["-m", DEMO, "-b", "0"], ["--batch", "0"]),
+    (["-m", DEMO, "-b", "1,x"], ["--batch", "x"]),
+    (["-m", DEMO, "-r", "0"], ["--repetitions"]),
+    (["-m", DEMO, "-p", "100000000"], ["pp100000000", "positions"]),
+    (["-m", DEMO, "--bach", "1"], ["--bach", "--batch"]),
+    (["-m", "synthetic:laguna-m.1"], ["synthetic:laguna-m.1", "synthetic:laguna-s-2.1"]),
+    (["-m", "synthetic:laguna-xs.2:layers=99"], ["layers=99", "1 to 40"]),
+])
+def test_bench_refuses_in_one_line(flags, words):
+    done = subprocess.run([NIBBLE, "bench", *flags], capture_output=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and done.stdout == b""
+    assert all(word in done.stderr.decode() for word in words), done.stderr
+
+
+def test_synthetic_models_compute_and_have_no_text(tmp_path):
+    model = "synthetic:laguna-xs.2:layers=2:experts=8"
+    results = []
+    for device in ["cpu", "cpu", "reference"]:
+        nibble("logits", "-m", model, "--device", device, "--ids", "5,100351", "-o", tmp_path / "out.npy")
+        results.append(np.load(tmp_path / "out.npy"))
+    assert results[0].shape == (2, 100352) and np.isfinite(results[0]).all()
+    assert np.array_equal(results[0], results[1])
+    assert np.abs(results[0] - results[2]).max() < 2e-5 * np.abs(results[2]).max()
+    for command in [["run", "-p", "Once"], ["run"], ["tokenize", "-p", "Once"]]:
+        done = subprocess.run([NIBBLE, command[0], "-m", model, *command[1:]], capture_output=True, timeout=300)
+        assert done.returncode == 1 and done.stderr.count(b"\n") == 1
+        assert "is synthetic and has no tokenizer" in done.stderr.decode(), done.stderr
+    done = subprocess.run([NIBBLE, "convert", model, tmp_path / "out"], capture_output=True, timeout=300)
+    assert done.returncode == 1 and b"nothing to convert" in done.stderr and done.stderr.count(b"\n") == 1
 
 
 class Terminal:

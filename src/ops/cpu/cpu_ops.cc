@@ -12,6 +12,7 @@
 #include "ops/cpu/isa.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/tasks.h"
+#include "ops/host_read_bandwidth.h"
 #include "ops/rope_table.h"
 #include "ops/routing.h"
 
@@ -29,6 +30,7 @@ class CpuOps final : public Ops {
   std::string description() const override {
     return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
   }
+  Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse) override { return host_matrix; }
 
  protected:

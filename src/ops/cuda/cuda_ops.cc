@@ -15,6 +15,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_formats.h"
+#include "ops/cuda/read_bandwidth.h"
 #include "ops/cuda/tile_linear.h"
 
 namespace nibble {
@@ -73,6 +74,10 @@ class CudaOps final : public Ops {
   Memory& memory() override { return memory_; }
   std::string description() const override { return "cuda (" + device_.describe() + ")"; }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
+  bool copies_weights() const override { return true; }
+  Result<double> read_bandwidth() override {
+    return cuda::read_bandwidth(memory_, stream(), device_.multiprocessors);
+  }
 
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;

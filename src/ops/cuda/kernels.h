@@ -81,6 +81,10 @@ void hyper_distribute(cudaStream_t stream, const HyperSpec& spec, Rows<const flo
                       Rows<float> streams);
 void hyper_mean(cudaStream_t stream, const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
 
+// read.cu. Reads all bytes, for its time; REQUIRES a multiple of read_all_unit(multiprocessors).
+int64_t read_all_unit(int multiprocessors);
+void read_all(cudaStream_t stream, const void* data, int64_t bytes, int multiprocessors, uint32_t* sink);
+
 // route.cu
 void route(cudaStream_t stream, const RouteArgs& args);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "ops/host_read_bandwidth.h"
 #include "ops/rope_table.h"
 #include "ops/routing.h"
 #include "quant/float_codes.h"
@@ -34,6 +35,7 @@ class ReferenceOps final : public Ops {
   std::string description() const override {
     return fmt::format("reference (scalar), {} threads", pool_.threads());
   }
+  Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse) override { return host_matrix; }
 
  protected:
