@@ -372,9 +372,10 @@ class Translator {
     NIBBLE_ASSIGN_OR_RETURN(Json full_rope, rope(full));
     NIBBLE_RETURN_IF_ERROR(scaling(full, full_rope));
     ropes["full_attention"] = std::move(full_rope);
-    if (std::find(types.begin(), types.end(), "sliding_attention") != types.end()) {
-      NIBBLE_ASSIGN_OR_RETURN(ropes["sliding_attention"], rope(sliding, "_swa"));
-    }
+    // Known where no layer slides, too.
+    NIBBLE_ASSIGN_OR_RETURN(Json sliding_rope, rope(sliding, "_swa"));
+    if (std::find(types.begin(), types.end(), "sliding_attention") != types.end())
+      ropes["sliding_attention"] = std::move(sliding_rope);
 
     NIBBLE_ASSIGN_OR_RETURN(config_["moe_router_score_func"], gating({{2, "sigmoid"}, {4, "sqrtsoftplus"}}));
     NIBBLE_RETURN_IF_ERROR(copy("expert_count", "num_experts"));

@@ -250,6 +250,20 @@ TEST(GgufConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
   }
 }
 
+// Keys of sliding layers where none slides.
+TEST(GgufConfig, LagunaWithoutAWindow) {
+  const Family laguna = families().front();
+  GgufWriter writer;
+  laguna.metadata(writer);
+  FaultyFileSystem files;
+  files.add_file("m.gguf", without_key(writer.file(), "laguna.attention.sliding_window"));
+  const auto gguf = Gguf::open(files, "m.gguf");
+  ASSERT_TRUE(gguf.ok()) << gguf.status().message();
+  const auto spec = load_gguf_spec(*gguf);
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  for (const LayerSpec& layer : spec->layers) EXPECT_EQ(std::get<GqaSpec>(layer.mixer).window, 0);
+}
+
 // Tensors that are not as the metadata says.
 TEST(GgufWeights, WrongTensorsAreNamed) {
   const std::vector<Family> all = families();
