@@ -315,7 +315,7 @@ Json checkpoint_config(const Json& from_gguf, const std::string& arch) {
 
 }  // namespace
 
-Result<ConvertSummary> convert_gguf(std::shared_ptr<Gguf> gguf, const ConvertOptions& options,
+Result<ConvertSummary> convert_gguf(const std::shared_ptr<Gguf>& gguf, const ConvertOptions& options,
                                     const std::function<Status(const std::string&)>& write_text_files) {
   NIBBLE_RETURN_IF_ERROR(check_apart(options.source, options.destination));
   NIBBLE_ASSIGN_OR_RETURN(const Config gguf_says, gguf_config(*gguf));
