@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/hash.h"
@@ -45,12 +46,14 @@ class Recorder : public WeightSource {
   std::vector<StoredTensor> stored() const override { return from_.stored(); }
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape) override {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, from_.floats(name, shape));
-    pieces_.push_back({.name = name, .shape = {shape.begin(), shape.end()}, .values = values, .parts = {}});
+    if (is_new(name))
+      pieces_.push_back({.name = name, .shape = {shape.begin(), shape.end()}, .values = values, .parts = {}});
     return values;
   }
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k) override {
     NIBBLE_ASSIGN_OR_RETURN(const Matrix matrix, from_.matrix(prefix, n, k));
-    pieces_.push_back({.name = prefix, .shape = {n, k}, .values = {}, .parts = {{matrix}}});
+    if (is_new(prefix))
+      pieces_.push_back({.name = prefix, .shape = {n, k}, .values = {}, .parts = {{matrix}}});
     return matrix;
   }
   Result<std::vector<Matrix>> stacked(const std::string& name, int64_t experts, int64_t n, int64_t k,
@@ -86,8 +89,12 @@ class Recorder : public WeightSource {
     return pieces_.emplace_back(Piece{.name = name, .shape = std::move(shape), .values = {}, .parts = {}});
   }
 
+  // A loader may ask twice: a tied head is the embedding again.
+  bool is_new(const std::string& name) { return names_.insert(name).second; }
+
   GgufWeights& from_;
   std::vector<Piece> pieces_;
+  std::set<std::string> names_;
 };
 
 TensorInfo tensor_info(std::string name, DType dtype, std::vector<int64_t> shape) {
@@ -315,7 +322,7 @@ Json checkpoint_config(const Json& from_gguf, const std::string& arch) {
 
 }  // namespace
 
-Result<ConvertSummary> convert_gguf(std::shared_ptr<Gguf> gguf, const ConvertOptions& options,
+Result<ConvertSummary> convert_gguf(const std::shared_ptr<Gguf>& gguf, const ConvertOptions& options,
                                     const std::function<Status(const std::string&)>& write_text_files) {
   NIBBLE_RETURN_IF_ERROR(check_apart(options.source, options.destination));
   NIBBLE_ASSIGN_OR_RETURN(const Config gguf_says, gguf_config(*gguf));
