@@ -17,7 +17,7 @@ struct ModelOptions {
   std::string model;                // -m
   std::string device = "cpu";       // --device
   std::string cpu_isa;              // --cpu-isa; empty: the best that the machine has
-  std::string moe_path;             // --moe-path; empty: tensor cores where they can
+  std::string tensor_cores;             // --tensor-cores: on, off; empty: where they can
   bool cuda_graphs = true;          // --no-cuda-graphs
   int threads = 0;                  // -t; 0: as many as this process may use
   int64_t context = 0;              // -c; 0: the model's own, at most EngineOptions::kDefaultContext

@@ -125,7 +125,7 @@ void print_text(const Report& report, const InspectOptions& options) {
     const int64_t total_bytes = report.weights->total_bytes();
     fmt::print("tensors        {}, {}\n", tensors.size(), format_bytes(total_bytes));
     for (const auto& [key, bytes] : report.bytes) {
-      fmt::print("  {:<20} {:<8} {:>12}  {:5.1f}%\n", key.first, key.second, format_bytes(bytes),
+      fmt::print("  {:<20} {:<10} {:>12}  {:5.1f}%\n", key.first, key.second, format_bytes(bytes),
                  100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total_bytes, 1)));
     }
     if (options.tensors) {

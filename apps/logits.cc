@@ -36,17 +36,18 @@ std::string npy_header(int64_t rows, int64_t cols) {
   return header + dict;
 }
 
-// The model's files are mapped while the output is written: they must not be the same.
+// The model's files are mapped while the output is written: they must not be the same, under whatever name.
 Status check_output(const std::string& output, const std::string& model) {
+  namespace fs = std::filesystem;
   std::error_code ignored;
-  const std::filesystem::path parent = std::filesystem::absolute(output).parent_path();
+  if (!fs::exists(output, ignored)) return {};
   // A GGUF file may lie among files that are no model's: there only weights are not to be written over.
-  const bool is_file = !std::filesystem::is_directory(model, ignored);
-  const std::filesystem::path home =
-      is_file ? std::filesystem::absolute(model).parent_path() : std::filesystem::path(model);
-  if (is_file && !output.ends_with(".gguf")) return {};
-  if (std::filesystem::equivalent(parent, home, ignored) && std::filesystem::exists(output, ignored)) {
-    return user_error("-o {}: is a file of the model", output);
+  const bool is_file = !fs::is_directory(model, ignored);
+  const fs::path home = is_file ? fs::absolute(model).parent_path() : fs::path(model);
+  for (const fs::directory_entry& entry : fs::directory_iterator(home, ignored)) {
+    if (is_file && entry.path().extension() != ".gguf") continue;
+    if (fs::equivalent(entry.path(), output, ignored))
+      return user_error("-o {}: is a file of the model", output);
   }
   return {};
 }
@@ -76,8 +77,7 @@ Status logits_command(const LogitsOptions& options) {
     log_warning("{} tokens are beyond the {} positions that the model was made for", ids.size(),
                 spec.max_positions);
   }
-  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops,
-                          make_backend(m.device, backend_options(m)));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, make_backend(m.device, backend_options(m)));
   const int64_t tokens = static_cast<int64_t>(ids.size());
   const int64_t chunk = std::min(m.prefill_chunk, tokens), vocab = spec.vocab;
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec, use_of_host_bytes(*ops)));

@@ -81,11 +81,10 @@ void add_model_options(CLI::App& command, ModelOptions& o,
                   "Instruction set of the cpu backend (avx512, avx2, generic; default: the best here)")
       ->group("Machine");
   command
-      .add_option(
-          "--moe-path", o.moe_path,
-          "Routed experts of the cuda backend: tensor (tensor cores; nvfp4 and mxfp4) or plain (float32; "
-          "default: tensor where it can)")
-      ->check(CLI::IsMember({"tensor", "plain"}))
+      .add_option("--tensor-cores", o.tensor_cores,
+                  "Tensor cores for BF16, NVFP4 and MXFP4 weights on cuda: on or off (float32 products; "
+                  "default: where they can)")
+      ->check(CLI::IsMember({"on", "off"}))
       ->group("Machine");
   command
       .add_flag("!--no-cuda-graphs", o.cuda_graphs,
@@ -117,9 +116,11 @@ void add_model_options(CLI::App& command, ModelOptions& o,
 }  // namespace
 
 BackendOptions backend_options(const ModelOptions& o) {
-  BackendOptions options{
-      .threads = o.threads, .cpu_isa = o.cpu_isa, .moe_path = o.moe_path, .cuda_graphs = o.cuda_graphs};
-  if (options.moe_path.empty() && o.moe_arith == "w4a4") options.moe_path = "plain";
+  BackendOptions options{.threads = o.threads,
+                         .cpu_isa = o.cpu_isa,
+                         .tensor_cores = o.tensor_cores,
+                         .cuda_graphs = o.cuda_graphs};
+  if (options.tensor_cores.empty() && o.moe_arith == "w4a4") options.tensor_cores = "off";
   return options;
 }
 

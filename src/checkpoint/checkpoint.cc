@@ -138,14 +138,27 @@ std::vector<StoredTensor> Checkpoint::stored() const {
   return all;
 }
 
-// 4-bit codes and their scales count together.
+// Codes and their scales count together.
 std::string_view Checkpoint::format_of(const TensorInfo& tensor) const {
-  for (const std::string_view end : {".weight", ".weight_packed", ".weight_scale", ".weight_scale_2",
-                                     ".weight_global_scale", ".input_scale", ".input_global_scale"}) {
+  const auto has_dtype = [&](const std::string& name, DType dtype) {
+    const TensorInfo* there = info(name);
+    return there != nullptr && there->dtype == dtype;
+  };
+  for (const std::string_view end :
+       {".weight", ".weight_packed", ".weight_q4", ".weight_scale", ".weight_scale_2", ".weight_scale_inv",
+        ".weight_global_scale", ".input_scale", ".input_global_scale", "_blocks", "_scales"}) {
     if (!tensor.name.ends_with(end)) continue;
     const std::string prefix = tensor.name.substr(0, tensor.name.size() - end.size());
     if (has(prefix + ".weight_scale_2") || has(prefix + ".weight_global_scale"))
       return matrix_format_name(MatrixFormat::kNvfp4);
+    if (has(prefix + ".weight_q4")) return matrix_format_name(MatrixFormat::kQ4);
+    const bool is_packed = has(prefix + ".weight_packed") && has_dtype(prefix + ".weight_scale", DType::kU8);
+    if (is_packed || (has(prefix + "_blocks") && has(prefix + "_scales")))
+      return matrix_format_name(MatrixFormat::kMxfp4);
+    if (has_dtype(prefix + ".weight", DType::kF8E4M3)) {
+      return matrix_format_name(has(prefix + ".weight_scale_inv") ? MatrixFormat::kFp8Block
+                                                                  : MatrixFormat::kF8E4M3);
+    }
   }
   return dtype_name(tensor.dtype);
 }

@@ -303,6 +303,8 @@ Result<int64_t> run_checkpoint_job(const CheckpointJob& job) {
 }
 
 Status check_apart(const std::string& source, const std::string& destination) {
+  // An unset variable of a script, and no name for the directory that one stands in.
+  if (destination.empty()) return user_error("destination '': wanted a directory");
   const std::string from = canonical_path(source), to = canonical_path(destination);
   if (same_file(source, destination) || from == to)
     return user_error("{}: source and destination are the same directory", destination);

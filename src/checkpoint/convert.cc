@@ -1,5 +1,6 @@
 #include "checkpoint/convert.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -17,6 +18,8 @@ namespace {
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr std::string_view kPacked = ".weight_packed", kGlobalScale = ".weight_global_scale",
                            kInputScale = ".input_global_scale";
+// ModelOpt's names of the last two.
+constexpr std::string_view kTensorScale = ".weight_scale_2", kModelOptInputScale = ".input_scale";
 
 using Json = nlohmann::ordered_json;
 
@@ -69,17 +72,25 @@ class Converter {
     }
     if (const auto module = with_packed(kInputScale)) {
       NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, checkpoint_.floats(tensor.name, tensor.shape));
-      if (scale.size() != 1 || !(scale.front() >= 0)) {
-        return user_error("{}: tensor {}: wanted one value of at least 0", checkpoint_.file_of(tensor.name),
-                          quoted_name(tensor.name));
+      const bool is_scale = scale.size() == 1 && scale.front() >= 0;
+      if (!is_scale || (scale.front() > 0 && !std::isfinite(1.0f / scale.front()))) {
+        return user_error("{}: tensor {}: wanted one value of at least 0 with a finite reciprocal",
+                          checkpoint_.file_of(tensor.name), quoted_name(tensor.name));
       }
       if (scale.front() == 0) {  // of an expert that calibration never saw
         source_bytes_ -= tensor.bytes;
         return {};
       }
       ++activation_scales_;
-      add_scalar(*module + ".input_scale", 1.0f / scale.front(), tensor.bytes);
+      add_scalar(*module + std::string(kModelOptInputScale), 1.0f / scale.front(), tensor.bytes);
       return {};
+    }
+    for (const std::string_view made : {kTensorScale, kModelOptInputScale}) {
+      if (with_packed(made)) {
+        return user_error(
+            "{}: tensor {}: its matrix is of compressed-tensors, and would get one of that name",
+            checkpoint_.file_of(tensor.name), quoted_name(tensor.name));
+      }
     }
     if (const auto module = module_of(tensor.name, ".weight"); module && tensor.shape.size() == 2)
       unquantized_.push_back(*module);
@@ -102,7 +113,7 @@ class Converter {
     }
     ++kept_;
     add_copy(codes, module + ".weight");
-    add_scalar(module + ".weight_scale_2", matrix.tensor_scale, 0);
+    add_scalar(module + std::string(kTensorScale), matrix.tensor_scale, 0);
     return {};
   }
 

@@ -12,12 +12,12 @@
 #include "base/output_file.h"
 #include "checkpoint/quantize_config.h"
 #include "checkpoint/quantize_plan.h"
+#include "model/convert_gguf_rows.h"
 #include "model/gguf_config.h"
 #include "model/gguf_weights.h"
 #include "model/weights.h"
 #include "ops/backend.h"
 #include "quant/float_codes.h"
-#include "quant/gguf_blocks.h"
 #include "quant/mxfp4.h"
 #include "quant/nvfp4.h"
 
@@ -25,7 +25,6 @@ namespace nibble {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Read = std::function<void(int64_t)>;
 
 // A tensor of the checkpoint: a vector, a matrix, or the experts of one parameter.
 struct Piece {
@@ -97,101 +96,6 @@ TensorInfo tensor_info(std::string name, DType dtype, std::vector<int64_t> shape
   return info;
 }
 
-// The row of the file that is row `row` of the checkpoint. head_dim > 0: rows of heads whose neighbours turn
-// together, to halves.
-int64_t file_row(int64_t row, int64_t head_dim) {
-  if (head_dim == 0) return row;
-  const int64_t i = row % head_dim, half = head_dim / 2;
-  return row - i + (i < half ? 2 * i : 2 * (i - half) + 1);
-}
-
-const uint8_t* row_codes(const Matrix& matrix, int64_t row) {
-  return static_cast<const uint8_t*>(matrix.codes) +
-         row * matrix_format_info(matrix.format).code_row_bytes(matrix.k);
-}
-
-// Calls body(first_row, rows) for a few megabytes of output at a time.
-template <class Body>
-Status for_rows(const Matrix& matrix, const Read& read, const Body& body) {
-  constexpr int64_t kChunkValues = 1 << 20;
-  const int64_t chunk = std::clamp(kChunkValues / matrix.k, int64_t{1}, matrix.n);
-  for (int64_t row = 0; row < matrix.n; row += chunk) {
-    const int64_t rows = std::min(chunk, matrix.n - row);
-    NIBBLE_RETURN_IF_ERROR(body(row, rows));
-    read(matrix_code_bytes(matrix.format, rows, matrix.k));
-  }
-  return {};
-}
-
-std::span<const std::byte> bytes_of(const auto& values, int64_t count) {
-  return std::as_bytes(std::span(values).first(static_cast<size_t>(count)));
-}
-
-// F32, F16, BF16: rows as they are.
-Status copy_rows(const Matrix& matrix, int64_t head_dim, const WriteTensor& write, const Read& read) {
-  const int64_t row_bytes = matrix_format_info(matrix.format).code_row_bytes(matrix.k);
-  std::vector<std::byte> out;
-  return for_rows(matrix, read, [&](int64_t first, int64_t rows) {
-    out.resize(static_cast<size_t>(rows * row_bytes));
-    for (int64_t r = 0; r < rows; ++r) {
-      const auto* row = reinterpret_cast<const std::byte*>(row_codes(matrix, file_row(first + r, head_dim)));
-      std::copy_n(row, row_bytes, out.begin() + r * row_bytes);
-    }
-    return write(0, first * row_bytes, out);
-  });
-}
-
-Status decode_to_bf16(const Matrix& matrix, int64_t head_dim, const WriteTensor& write, const Read& read) {
-  std::vector<float> row(static_cast<size_t>(matrix.k));
-  std::vector<uint16_t> out;
-  return for_rows(matrix, read, [&](int64_t first, int64_t rows) {
-    out.clear();
-    for (int64_t r = 0; r < rows; ++r) {
-      dequantize_row(matrix, file_row(first + r, head_dim), row.data());
-      std::transform(row.begin(), row.end(), std::back_inserter(out), float_to_bf16);
-    }
-    return write(0, first * matrix.k * 2, bytes_of(out, rows * matrix.k));
-  });
-}
-
-// Codes and block scales of a 4-bit matrix, row by row, to outputs 0 and 1. encode(row, codes, scales).
-template <class Encode>
-Status write_4bit(const Matrix& matrix, int64_t group, const WriteTensor& write, const Read& read,
-                  const Encode& encode) {
-  const int64_t code_bytes = matrix.k / 2, scale_bytes = matrix.k / group;
-  std::vector<uint8_t> codes, scales;
-  return for_rows(matrix, read, [&](int64_t first, int64_t rows) -> Status {
-    codes.resize(static_cast<size_t>(rows * code_bytes));
-    scales.resize(static_cast<size_t>(rows * scale_bytes));
-    for (int64_t r = 0; r < rows; ++r)
-      NIBBLE_RETURN_IF_ERROR(
-          encode(first + r, codes.data() + r * code_bytes, scales.data() + r * scale_bytes));
-    NIBBLE_RETURN_IF_ERROR(write(0, first * code_bytes, bytes_of(codes, rows * code_bytes)));
-    return write(1, first * scale_bytes, bytes_of(scales, rows * scale_bytes));
-  });
-}
-
-Status write_scale(float scale, const WriteTensor& write) {
-  return write(2, 0, std::as_bytes(std::span(&scale, 1)));
-}
-
-Status quantize_to_nvfp4(const Matrix& matrix, int64_t head_dim, const WriteTensor& write, const Read& read) {
-  std::vector<float> row(static_cast<size_t>(matrix.k));
-  float amax = 0;
-  for (int64_t n = 0; n < matrix.n; ++n) {
-    dequantize_row(matrix, n, row.data());
-    for (float value : row) amax = std::max(amax, std::fabs(value));
-  }
-  const float scale = nvfp4::choose_tensor_scale(amax);
-  NIBBLE_RETURN_IF_ERROR(write_scale(scale, write));
-  return write_4bit(matrix, nvfp4::kGroup, write, read,
-                    [&](int64_t n, uint8_t* codes, uint8_t* scales) -> Status {
-                      dequantize_row(matrix, file_row(n, head_dim), row.data());
-                      nvfp4::quantize_row(row.data(), matrix.k, scale, codes, scales);
-                      return {};
-                    });
-}
-
 // The divisors of rope_freqs as the scaling that made them. Only Llama 3's own ranges are tried: from the
 // numbers alone others cannot be told.
 Result<Json> scaling_of(const RopeSpec& plain, const std::vector<float>& divisors, const std::string& file) {
@@ -230,14 +134,17 @@ class Converter {
 
   std::vector<JobShard> shards() && { return std::move(shards_).finish(); }
 
-  // As `quantize` would describe the same checkpoint; nothing where no tensor has 4 bits.
-  std::optional<QuantizePlan> plan() const {
-    QuantizePlan plan{.type = nvfp4_ > 0 ? QuantizeType::kNvfp4 : QuantizeType::kMxfp4,
-                      .gpt_oss = spec_.family == "gpt_oss",
-                      .unquantized_modules = unquantized_};
-    std::sort(plan.unquantized_modules.begin(), plan.unquantized_modules.end());
-    return nvfp4_ + mxfp4_ > 0 ? std::optional(std::move(plan)) : std::nullopt;
+  // What config.json says of it; null where no tensor has 4 bits.
+  Json quantization() const {
+    if (nvfp4_ + mxfp4_ == 0) return nullptr;
+    std::vector<std::string> unquantized = unquantized_;
+    std::sort(unquantized.begin(), unquantized.end());
+    if (nvfp4_ > 0) return modelopt_config(unquantized, activation_scales_ == nvfp4_);
+    return quantization_config({.type = QuantizeType::kMxfp4,
+                                .gpt_oss = spec_.family == "gpt_oss",
+                                .unquantized_modules = std::move(unquantized)});
   }
+  bool is_modelopt() const { return nvfp4_ > 0; }
   const ConvertSummary& summary() const { return summary_; }
 
  private:
@@ -253,14 +160,14 @@ class Converter {
     std::vector<float> values(piece.values.size());
     const int64_t head_dim = head_dim_of(piece.name);
     for (size_t i = 0; i < values.size(); ++i)
-      values[i] = piece.values[static_cast<size_t>(file_row(static_cast<int64_t>(i), head_dim))];
+      values[i] = piece.values[static_cast<size_t>(gguf_file_row(static_cast<int64_t>(i), head_dim))];
     std::vector<uint16_t> halves;
     std::transform(values.begin(), values.end(), std::back_inserter(halves), float_to_bf16);
     const bool exact = std::equal(values.begin(), values.end(), halves.begin(),
                                   [](float value, uint16_t half) { return bf16_to_float(half) == value; });
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
     shards_.add({tensor_info(piece.name, exact ? DType::kBF16 : DType::kF32, piece.shape)},
-                {[exact, bytes, values, halves](const WriteTensor& write, const Read& read) {
+                {[exact, bytes, values, halves](const WriteTensor& write, const ReadBytes& read) {
                   read(bytes);
                   return write(0, 0,
                                exact ? std::as_bytes(std::span(halves)) : std::as_bytes(std::span(values)));
@@ -286,8 +193,9 @@ class Converter {
         const DType dtype = matrix.format == MatrixFormat::kF32   ? DType::kF32
                             : matrix.format == MatrixFormat::kF16 ? DType::kF16
                                                                   : DType::kBF16;
-        shards_.add({tensor_info(weight, dtype, {n, k})}, {[=](const WriteTensor& write, const Read& read) {
-                      return copy_rows(matrix, head_dim, write, read);
+        shards_.add({tensor_info(weight, dtype, {n, k})},
+                    {[=](const WriteTensor& write, const ReadBytes& read) {
+                      return write_rows(matrix, head_dim, write, read);
                     }},
                     bytes);
         return {};
@@ -295,20 +203,16 @@ class Converter {
       case MatrixFormat::kGgufNvfp4: {
         ++nvfp4_;
         ++summary_.kept;
-        const std::string file = gguf_.path();
-        shards_.add(
-            nvfp4_outputs(), {[=](const WriteTensor& write, const Read& read) -> Status {
-              NIBBLE_RETURN_IF_ERROR(write_scale(matrix.tensor_scale, write));
-              return write_4bit(
-                  matrix, nvfp4::kGroup, write, read,
-                  [&](int64_t row, uint8_t* codes, uint8_t* scales) -> Status {
-                    if (repack_gguf_nvfp4_row(row_codes(matrix, file_row(row, head_dim)), k, codes, scales))
-                      return {};
-                    return user_error("{}: '{}', row {}: a block scale of 0xff has no code in NVFP4", file,
-                                      weight, row);
-                  });
-            }},
-            bytes);
+        std::vector<TensorInfo> outputs = nvfp4_outputs();
+        if (matrix.input_scale > 0) {
+          ++activation_scales_;
+          outputs.push_back(tensor_info(piece.name + ".input_scale", DType::kF32, {}));
+        }
+        shards_.add(std::move(outputs),
+                    {[=, file = gguf_.path()](const WriteTensor& write, const ReadBytes& read) {
+                      return write_nvfp4(matrix, head_dim, file, weight, write, read);
+                    }},
+                    bytes);
         return {};
       }
       case MatrixFormat::kGgufMxfp4:
@@ -316,13 +220,8 @@ class Converter {
         ++summary_.kept;
         shards_.add({tensor_info(weight + "_packed", DType::kU8, {n, k / 2}),
                      tensor_info(weight + "_scale", DType::kU8, {n, k / mxfp4::kGroup})},
-                    {[=](const WriteTensor& write, const Read& read) {
-                      return write_4bit(matrix, mxfp4::kGroup, write, read,
-                                        [&](int64_t row, uint8_t* codes, uint8_t* scales) -> Status {
-                                          repack_gguf_mxfp4_row(row_codes(matrix, file_row(row, head_dim)), k,
-                                                                codes, scales);
-                                          return {};
-                                        });
+                    {[=](const WriteTensor& write, const ReadBytes& read) {
+                      return write_mxfp4(matrix, head_dim, write, read);
                     }},
                     bytes);
         return {};
@@ -333,7 +232,7 @@ class Converter {
         k % nvfp4::kGroup == 0) {
       ++nvfp4_;
       ++summary_.requantized;
-      shards_.add(nvfp4_outputs(), {[=](const WriteTensor& write, const Read& read) {
+      shards_.add(nvfp4_outputs(), {[=](const WriteTensor& write, const ReadBytes& read) {
                     return quantize_to_nvfp4(matrix, head_dim, write, read);
                   }},
                   bytes);
@@ -342,8 +241,8 @@ class Converter {
     ++summary_.decoded;
     unquantized_.push_back(piece.name);
     shards_.add({tensor_info(weight, DType::kBF16, {n, k})},
-                {[=](const WriteTensor& write, const Read& read) {
-                  return decode_to_bf16(matrix, head_dim, write, read);
+                {[=](const WriteTensor& write, const ReadBytes& read) {
+                  return write_bf16_rows(matrix, head_dim, write, read);
                 }},
                 bytes);
     return {};
@@ -376,46 +275,13 @@ class Converter {
     for (int64_t e = 0; e < experts; ++e) {
       std::vector<Matrix> parts;
       for (const std::vector<Matrix>& part : piece.parts) parts.push_back(part[static_cast<size_t>(e)]);
-      units.emplace_back([=](const WriteTensor& write, const Read& read) {
+      units.emplace_back([=](const WriteTensor& write, const ReadBytes& read) {
         return is_mxfp4 ? write_mxfp4_expert(parts, e, write, read)
                         : write_transposed_expert(parts, e, write, read);
       });
     }
     shards_.add(std::move(outputs), std::move(units), count(bytes));
     return {};
-  }
-
-  static Status write_mxfp4_expert(const std::vector<Matrix>& parts, int64_t expert, const WriteTensor& write,
-                                   const Read& read) {
-    const Matrix& first = parts.front();
-    const int64_t halves = std::ssize(parts), rows = first.n * halves;
-    const int64_t code_bytes = first.k / 2, scale_bytes = first.k / mxfp4::kGroup;
-    std::vector<uint8_t> codes(static_cast<size_t>(rows * code_bytes)),
-        scales(static_cast<size_t>(rows * scale_bytes));
-    for (int64_t row = 0; row < rows; ++row) {
-      const Matrix& part = parts[static_cast<size_t>(row % halves)];
-      repack_gguf_mxfp4_row(row_codes(part, row / halves), part.k, codes.data() + row * code_bytes,
-                            scales.data() + row * scale_bytes);
-    }
-    NIBBLE_RETURN_IF_ERROR(write(0, expert * rows * code_bytes, std::as_bytes(std::span(codes))));
-    read(matrix_bytes(first.format, first.n, first.k) * halves);
-    return write(1, expert * rows * scale_bytes, std::as_bytes(std::span(scales)));
-  }
-
-  static Status write_transposed_expert(const std::vector<Matrix>& parts, int64_t expert,
-                                        const WriteTensor& write, const Read& read) {
-    const int64_t halves = std::ssize(parts), n = parts.front().n, k = parts.front().k;
-    const int64_t columns = n * halves;
-    std::vector<uint16_t> out(static_cast<size_t>(k * columns));
-    std::vector<float> row(static_cast<size_t>(k));
-    for (int64_t column = 0; column < columns; ++column) {
-      const Matrix& part = parts[static_cast<size_t>(column % halves)];
-      dequantize_row(part, column / halves, row.data());
-      for (int64_t i = 0; i < k; ++i)
-        out[static_cast<size_t>(i * columns + column)] = float_to_bf16(row[static_cast<size_t>(i)]);
-    }
-    for (const Matrix& part : parts) read(matrix_bytes(part.format, n, k));
-    return write(0, expert * k * columns * 2, std::as_bytes(std::span(out)));
   }
 
   int64_t count(int64_t bytes) {
@@ -428,7 +294,7 @@ class Converter {
   const ConvertOptions& options_;
   ShardBuilder shards_;
   std::vector<std::string> unquantized_;
-  int64_t nvfp4_ = 0, mxfp4_ = 0;
+  int64_t nvfp4_ = 0, mxfp4_ = 0, activation_scales_ = 0;  // matrices
   ConvertSummary summary_;
 };
 
@@ -476,8 +342,9 @@ Result<ConvertSummary> convert_gguf(std::shared_ptr<Gguf> gguf, const ConvertOpt
                                     format_shape(tensor->shape), tensor->begin),
                         headers);
   }
-  const std::optional<QuantizePlan> plan = converter.plan();
-  if (plan) config["quantization_config"] = quantization_config(*plan);
+  const Json quantization = converter.quantization();
+  const bool is_modelopt = converter.is_modelopt();
+  if (!quantization.is_null()) config["quantization_config"] = quantization;
 
   ConvertSummary summary = converter.summary();
   CheckpointJob job;
@@ -491,10 +358,9 @@ Result<ConvertSummary> convert_gguf(std::shared_ptr<Gguf> gguf, const ConvertOpt
          .write_other_files = [&](const std::string& to) -> Status {
            NIBBLE_RETURN_IF_ERROR(write_text_files(to));
            NIBBLE_RETURN_IF_ERROR(replace_text(join_path(to, "config.json"), json_text(config)));
-           if (plan && plan->type == QuantizeType::kNvfp4) {
-             NIBBLE_RETURN_IF_ERROR(
-                 replace_text(join_path(to, "hf_quant_config.json"),
-                              json_text(hf_quant_config(config["quantization_config"], options.version))));
+           if (is_modelopt) {
+             NIBBLE_RETURN_IF_ERROR(replace_text(join_path(to, "hf_quant_config.json"),
+                                                 json_text(hf_quant_config(quantization, options.version))));
            }
            return write_shard_index(job.shards, to);
          },

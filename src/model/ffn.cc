@@ -1,13 +1,13 @@
 #include "model/ffn.h"
 
+#include <vector>
+
 namespace nibble {
 namespace {
 
-// out = down(activation(gate(normed), up(normed))).
-void glu(Step& step, int64_t width, const ExpertWeights& weights, Rows<float> out) {
-  Rows<float> gate = narrow(step.act.ffn_gate, width), up = narrow(step.act.ffn_up, width);
-  step.ops.linear(step.act.normed, weights.gate, gate);
-  step.ops.linear(step.act.normed, weights.up, up);
+// out = down(activation(gate, up)), of the products that stand in ffn_gate and ffn_up.
+void glu_down(Step& step, int64_t width, const ExpertWeights& weights, Rows<float> out) {
+  const Rows<float> gate = narrow(step.act.ffn_gate, width), up = narrow(step.act.ffn_up, width);
   step.ops.activate(step.spec.activation, gate, up, gate);
   step.ops.linear(gate, weights.down, out);
 }
@@ -17,8 +17,12 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
   Rows<float> logits = narrow(act.router_logits, spec.experts);
   Rows<int32_t> ids = narrow(act.expert_ids, spec.chosen);
   Rows<float> expert_weights = narrow(act.expert_weights, spec.chosen);
-  step.ops.linear(act.normed, weights.router, logits);
-  if (weights.router_logit_bias != nullptr) step.ops.add_bias(logits, weights.router_logit_bias);
+  std::vector<Product> products = {{weights.router, weights.router_logit_bias, logits}};
+  if (spec.shared_width > 0) {
+    products.push_back({weights.shared.gate, nullptr, narrow(act.ffn_gate, spec.shared_width)});
+    products.push_back({weights.shared.up, nullptr, narrow(act.ffn_up, spec.shared_width)});
+  }
+  step.ops.linears(act.normed, products);
   step.ops.route({.logits = logits,
                   .bias_E = weights.router_bias,
                   .spec = spec.router,
@@ -37,7 +41,7 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
                        .out = act.sublayer,
                        .arithmetic = step.arithmetic});
   if (spec.shared_width > 0) {
-    glu(step, spec.shared_width, weights.shared, act.shared);
+    glu_down(step, spec.shared_width, weights.shared, act.shared);
     step.ops.add(act.shared, act.sublayer);
   }
 }
@@ -48,7 +52,10 @@ void feed_forward(Step& step, size_t layer, const LayerSpec& spec, const FfnWeig
   if (spec.moe) {
     moe(step, layer, *spec.moe, weights);
   } else {
-    glu(step, spec.dense_width, weights.dense, step.act.sublayer);
+    const Product gate_up[] = {{weights.dense.gate, nullptr, narrow(step.act.ffn_gate, spec.dense_width)},
+                               {weights.dense.up, nullptr, narrow(step.act.ffn_up, spec.dense_width)}};
+    step.ops.linears(step.act.normed, gate_up);
+    glu_down(step, spec.dense_width, weights.dense, step.act.sublayer);
   }
 }
 

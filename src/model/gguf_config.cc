@@ -289,7 +289,13 @@ class Translator {
       attention_bias();
     }
     config_["model_type"] = experts > 0 ? "mixtral" : "llama";
-    // The rows of q and k are in the order in which neighbours turn together.
+    // The rows of q and k are in the order in which neighbours turn together, of whole heads: of a part of
+    // one it is not known which rows a writer has moved.
+    const std::string dims = "rope.dimension_count";
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t rotary_dim, integer(dims, 2, INT32_MAX, head_dim_));
+    if (rotary_dim != head_dim_)
+      return metadata_.wrong(key(dims),
+                             fmt::format("{}, a whole head (others are not implemented)", head_dim_));
     config_["rope_interleaved"] = true;
     return one_rope();
   }
@@ -366,9 +372,10 @@ class Translator {
     NIBBLE_ASSIGN_OR_RETURN(Json full_rope, rope(full));
     NIBBLE_RETURN_IF_ERROR(scaling(full, full_rope));
     ropes["full_attention"] = std::move(full_rope);
-    if (std::find(types.begin(), types.end(), "sliding_attention") != types.end()) {
-      NIBBLE_ASSIGN_OR_RETURN(ropes["sliding_attention"], rope(sliding, "_swa"));
-    }
+    // Known where no layer slides, too.
+    NIBBLE_ASSIGN_OR_RETURN(Json sliding_rope, rope(sliding, "_swa"));
+    if (std::find(types.begin(), types.end(), "sliding_attention") != types.end())
+      ropes["sliding_attention"] = std::move(sliding_rope);
 
     NIBBLE_ASSIGN_OR_RETURN(config_["moe_router_score_func"], gating({{2, "sigmoid"}, {4, "sqrtsoftplus"}}));
     NIBBLE_RETURN_IF_ERROR(copy("expert_count", "num_experts"));

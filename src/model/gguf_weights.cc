@@ -149,7 +149,7 @@ Result<Matrix> GgufWeights::matrix(const std::string& prefix, int64_t n, int64_t
 }
 
 Result<Matrix> GgufWeights::matrix_at(const Place& place, int64_t experts, int64_t n, int64_t k) {
-  const std::string name = place.base + ".weight", scale_name = place.base + ".scale";
+  const std::string name = place.base + ".weight";
   std::vector<int64_t> shape = {n, k};
   if (place.expert) shape.insert(shape.begin(), experts);
   NIBBLE_ASSIGN_OR_RETURN(const GgufTensorView view, gguf_->tensor(name, shape));
@@ -165,16 +165,22 @@ Result<Matrix> GgufWeights::matrix_at(const Place& place, int64_t experts, int64
                       *bad % row_blocks * type.block_values);
   }
   Matrix matrix{.format = gguf_matrix_format(view.type()), .n = n, .k = k, .codes = codes};
-  if (view.type() != GgufType::kNvfp4 || !gguf_->has(scale_name)) return matrix;
-  const std::array<int64_t, 1> scales_shape = {place.expert ? experts : 1};
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scales, gguf_->floats(scale_name, scales_shape));
-  matrix.tensor_scale = scales[static_cast<size_t>(place.expert.value_or(0))];
-  if (matrix.tensor_scale < 0) {
-    return user_error("{}: tensor {}: wanted values of at least 0, found {}", gguf_->file_of(scale_name),
-                      quoted_name(scale_name), matrix.tensor_scale);
-  }
-  gguf_->ignore(place.base + ".input_scale");
+  if (view.type() != GgufType::kNvfp4) return matrix;
+  NIBBLE_ASSIGN_OR_RETURN(matrix.tensor_scale, scale_at(place, ".scale", experts, matrix.tensor_scale));
+  NIBBLE_ASSIGN_OR_RETURN(matrix.input_scale, scale_at(place, ".input_scale", experts, matrix.input_scale));
   return matrix;
+}
+
+Result<float> GgufWeights::scale_at(const Place& place, const std::string& end, int64_t experts,
+                                    float otherwise) {
+  const std::string name = place.base + end;
+  if (!gguf_->has(name)) return otherwise;
+  const std::array<int64_t, 1> shape = {place.expert ? experts : 1};
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scales, gguf_->floats(name, shape));
+  const float scale = scales[static_cast<size_t>(place.expert.value_or(0))];
+  if (scale >= 0) return scale;
+  return user_error("{}: tensor {}: wanted values of at least 0, found {}", gguf_->file_of(name),
+                    quoted_name(name), scale);
 }
 
 Result<std::vector<Matrix>> GgufWeights::stacked(const std::string& name, int64_t experts, int64_t n,

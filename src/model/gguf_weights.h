@@ -43,6 +43,8 @@ class GgufWeights : public WeightSource {
   std::string tensor_of(const std::string& name) const;
   // Expert `expert` of [experts, n, k], or all of [n, k].
   Result<Matrix> matrix_at(const Place& place, int64_t experts, int64_t n, int64_t k);
+  // A scale of NVFP4 beside its matrix: of [1], or of [experts].
+  Result<float> scale_at(const Place& place, const std::string& end, int64_t experts, float otherwise);
 
   std::shared_ptr<Gguf> gguf_;
   TensorNames names_;

@@ -1,5 +1,6 @@
 // Grouped-query attention.
 #include <cmath>
+#include <vector>
 
 #include "model/mixers.h"
 
@@ -7,11 +8,6 @@ namespace nibble {
 namespace {
 
 enum Scratch : size_t { kQuery, kKey, kValue, kAttended, kGate };
-
-void linear(Step& step, const Matrix& weight, const float* bias, Rows<const float> x, Rows<float> out) {
-  step.ops.linear(x, weight, out);
-  if (bias != nullptr) step.ops.add_bias(out, bias);
-}
 
 void norm(Step& step, const GqaSpec& spec, Rows<float> x, const float* weight) {
   if (spec.qk_norm == QkNorm::kHead) norm_heads(step, x, spec.head_dim, weight);
@@ -32,9 +28,12 @@ void gqa(Step& step, const LayerCache& cache, const GqaSpec& spec, const GqaWeig
   Rows<float> value = narrow(act.mixer[kValue], spec.kv_width());
   Rows<float> attended = narrow(act.mixer[kAttended], spec.query_width());
 
-  linear(step, weights.query, weights.query_bias, act.normed, query);
-  linear(step, weights.key, weights.key_bias, act.normed, key);
-  linear(step, weights.value, weights.value_bias, act.normed, value);
+  const Rows<float> gate = narrow(act.mixer[kGate], spec.gate_width());
+  std::vector<Product> products = {{weights.query, weights.query_bias, query},
+                                   {weights.key, weights.key_bias, key},
+                                   {weights.value, weights.value_bias, value}};
+  if (spec.output_gate != OutputGate::kNone) products.push_back({weights.output_gate, nullptr, gate});
+  ops.linears(act.normed, products);
   norm(step, spec, query, weights.query_norm);
   norm(step, spec, key, weights.key_norm);
   ops.rope(query, spec.head_dim, act.ropes[spec.rope], spec.rope_style);
@@ -50,11 +49,10 @@ void gqa(Step& step, const LayerCache& cache, const GqaSpec& spec, const GqaWeig
               .out = attended,
               .sinks_H = weights.sinks});
   if (spec.output_gate != OutputGate::kNone) {
-    Rows<float> gate = narrow(act.mixer[kGate], spec.gate_width());
-    ops.linear(act.normed, weights.output_gate, gate);
     ops.gate_output(spec.output_gate, gate, spec.head_dim, attended);
   }
-  linear(step, weights.output, weights.output_bias, attended, act.sublayer);
+  const Product output[] = {{weights.output, weights.output_bias, act.sublayer}};
+  ops.linears(attended, output);
 }
 
 }  // namespace nibble

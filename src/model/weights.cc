@@ -30,10 +30,11 @@ class Loader {
     if (arithmetic_.w4a4 && !ops_.does_w4a4()) {
       return user_error("device '{}' does no W4A4 yet; cpu and reference do", ops_.name());
     }
-    NIBBLE_RETURN_IF_ERROR(matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding));
+    NIBBLE_RETURN_IF_ERROR(
+        matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding, MatrixUse::kEmbedding));
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
     if (spec_.tied_head) {
-      weights_.head = weights_.embedding;
+      NIBBLE_RETURN_IF_ERROR(matrix(names.embedding, spec_.vocab, spec_.width, weights_.head));
       source_.ignore(names.head + ".weight");  // some files hold the tied head again
     } else {
       NIBBLE_RETURN_IF_ERROR(matrix(names.head, spec_.vocab, spec_.width, weights_.head));
@@ -60,14 +61,15 @@ class Loader {
   }
 
  private:
-  Status matrix(const std::string& name, int64_t n, int64_t k, Matrix& out) {
+  Status matrix(const std::string& name, int64_t n, int64_t k, Matrix& out,
+                MatrixUse use = MatrixUse::kProducts) {
     NIBBLE_ASSIGN_OR_RETURN(Matrix host, source_.matrix(prefix_ + name, n, k));
-    return place(host, out);
+    return place(host, out, use);
   }
 
-  Status place(const Matrix& host, Matrix& out) {
+  Status place(const Matrix& host, Matrix& out, MatrixUse use = MatrixUse::kProducts) {
     loaded_bytes_ += matrix_bytes(host.format, host.n, host.k);
-    NIBBLE_ASSIGN_OR_RETURN(out, ops_.place(host));
+    NIBBLE_ASSIGN_OR_RETURN(out, ops_.place(host, use));
     return {};
   }
 

@@ -17,14 +17,15 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   if (options.threads < 0 || options.threads > 1024) {
     return user_error("threads: wanted 0 (all) to 1024, found {}", options.threads);
   }
-  if (options.moe_path != "" && options.moe_path != "tensor" && options.moe_path != "plain") {
-    return user_error("moe-path: wanted tensor or plain, found '{}'", options.moe_path);
+  if (options.tensor_cores != "" && options.tensor_cores != "on" && options.tensor_cores != "off") {
+    return user_error("tensor-cores: wanted on or off, found '{}'", options.tensor_cores);
   }
   int threads = options.threads > 0 ? options.threads : usable_cpus();
   if (name == "reference") return make_reference_ops(threads);
   if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa);
 #ifdef NIBBLE_CUDA
-  if (name == "cuda") return make_cuda_ops({.moe_path = options.moe_path, .graphs = options.cuda_graphs});
+  if (name == "cuda")
+    return make_cuda_ops({.tensor_cores = options.tensor_cores, .graphs = options.cuda_graphs});
 #else
   if (name == "cuda")
     return user_error("device 'cuda': this build has no CUDA, since it was made without nvcc");

@@ -13,10 +13,10 @@ namespace nibble {
 struct BackendOptions {
   int threads = 0;      // 0: as many as this process may use
   std::string cpu_isa;  // kernels of the cpu backend: "avx512", "avx2", "generic"; "": the best of them here
-  // Routed experts of the cuda backend: "tensor" (tensor cores; NVFP4 and MXFP4), "plain" (float32, any
-  // format);
-  // "": tensor where a layer allows it. The two differ in their last bits, so this never depends on the step.
-  std::string moe_path;
+  // Whether the cuda backend multiplies BF16, NVFP4 and MXFP4 weights on tensor cores: "on" (an error for
+  // experts that it cannot), "off", "": where it can. The sums differ in their last bits, so this never
+  // depends on the step.
+  std::string tensor_cores;
   bool cuda_graphs = true;  // the cuda backend records steps of few rows and replays them
 };
 

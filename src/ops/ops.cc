@@ -16,7 +16,7 @@ bool same_shape(const Rows<A>& a, const Rows<B>& b) {
 bool is_matrix(const Matrix& m, int64_t n, int64_t k) {
   const MatrixFormatInfo& info = matrix_format_info(m.format);
   return !m.empty() && m.n == n && m.k == k && k % info.group == 0 &&
-         (m.scales != nullptr || info.scale_bytes == 0);
+         (m.scales != nullptr || info.scale_bytes == 0 || m.tiled);
 }
 
 bool is_activation(const ActivationSpec& spec) {
@@ -107,6 +107,19 @@ void Ops::route(const RouteArgs& args) {
   NIBBLE_CHECK(spec.topk_group > 0 && spec.topk_group <= spec.n_group);
   NIBBLE_CHECK(args.ids.cols > 0 && args.ids.cols <= args.logits.cols / spec.n_group * spec.topk_group);
   do_route(args);
+}
+
+void Ops::linears(Rows<const float> x, std::span<const Product> products) {
+  for (const Product& p : products)
+    NIBBLE_CHECK(is_matrix(p.weight, p.out.cols, x.cols) && x.rows == p.out.rows);
+  do_linears(x, products);
+}
+
+void Ops::do_linears(Rows<const float> x, std::span<const Product> products) {
+  for (const Product& p : products) {
+    linear(x, p.weight, p.out);
+    if (p.bias != nullptr) add_bias(p.out, p.bias);
+  }
 }
 
 Result<std::unique_ptr<PlacedExperts>> Ops::place_experts(std::span<const ExpertWeights> host_experts) {

@@ -85,6 +85,15 @@ struct ExpertFfnArgs {
   ExpertArithmetic arithmetic = {};
 };
 
+// What a matrix is placed for: products, or (also) embed.
+enum class MatrixUse { kProducts, kEmbedding };
+
+struct Product {
+  const Matrix& weight;
+  const float* bias = nullptr;  // [N]; null: none
+  Rows<float> out;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -107,7 +116,7 @@ class Ops {
 
   // Brings a weight (in host memory that outlives the backend) into the form and memory in which the other
   // methods take it. May keep pointing to the host bytes.
-  virtual Result<Matrix> place(const Matrix& host_matrix) = 0;
+  virtual Result<Matrix> place(const Matrix& host_matrix, MatrixUse use = MatrixUse::kProducts) = 0;
   // The same for the experts [E] of a layer together. Matrices are in host memory that outlives the backend,
   // biases in memory() already. REQUIRES at least one expert, and the same shapes of all.
   Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts);
@@ -120,6 +129,8 @@ class Ops {
   void rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out);
   // out = x W^T: [R, K] x [N, K]^T -> [R, N].
   void linear(Rows<const float> x, const Matrix& w, Rows<float> out);
+  // linear of the same rows with several matrices, and a bias where there is one.
+  void linears(Rows<const float> x, std::span<const Product> products);
   // cos and sin of position * inv_freq, times `factor`: [T, rotary_dim], the cosines then the sines.
   void rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor, Rows<float> out);
   // Rotates the rotary_dim elements from `offset` of each head of x [T, heads * head_dim] in place, with the
@@ -201,6 +212,8 @@ class Ops {
   virtual void do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
                                    Rows<float> streams);
   virtual void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
+  // Default: one linear and one add_bias after the other.
+  virtual void do_linears(Rows<const float> x, std::span<const Product> products);
   // Default: one linear a head.
   virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H,
                                Rows<float> out, int64_t out_head);

@@ -70,6 +70,9 @@ struct Matrix {
   // The second-level scale that calibration gave the rows that go in (NVFP4), as the file says it; 0: none.
   float input_scale = 0.0f;
 
+  // The codes are in an order of the backend that holds them, which alone can read them.
+  bool tiled = false;
+
   bool empty() const { return codes == nullptr; }
 };
 

@@ -1,6 +1,7 @@
 // nibble convert: codes and scales keep their bits, and the converted model gives the logits of its source.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -142,7 +143,29 @@ TEST_F(Convert, WhatCannotBeConvertedIsNamed) {
                 .message()
                 .find("'a.weight_packed': MXFP4 of compressed-tensors has no layout of ModelOpt's"),
             std::string::npos);
+  const auto float_bytes = [](float value) { return number_bytes(std::bit_cast<uint32_t>(value)); };
+  const auto with = [&](const std::string& name, float value) {
+    files.add_file("ct/config.json", "{}");
+    files.add_file("ct/model.safetensors", SafetensorsWriter()
+                                               .add("a.weight_packed", "U8", {1, 8}, std::string(8, '\x11'))
+                                               .add("a.weight_scale", "F8_E4M3", {1, 1}, "\x38")
+                                               .add("a.weight_global_scale", "F32", {1}, float_bytes(2))
+                                               .add(name, "F32", {1}, float_bytes(value))
+                                               .file());
+    return convert(files, "ct", "dst").status().message();
+  };
+  // The reciprocal is not finite; and what is there twice afterwards.
+  EXPECT_NE(with("a.input_global_scale", 1e-45f).find("'a.input_global_scale': wanted one value"),
+            std::string::npos);
+  for (const char* name : {"a.weight_scale_2", "a.input_scale"})
+    EXPECT_NE(with(name, 1).find(std::string("'") + name + "': its matrix is of compressed-tensors"),
+              std::string::npos);
   EXPECT_FALSE(std::filesystem::exists(path("dst")));
+  // An unset variable of a script does not stand for where one is.
+  const std::string source = golden_directory("laguna-ct");
+  const auto unnamed =
+      ModelSource::open(FileSystem::posix(), source).value()->convert({.source = source, .destination = ""});
+  EXPECT_EQ(unnamed.status().message(), "destination '': wanted a directory");
 }
 
 class ConvertGguf : public Convert, public testing::WithParamInterface<Family> {
@@ -199,13 +222,17 @@ TEST_P(ConvertGguf, GivesTheLogitsOfTheFileAndTheBitsOfTheCheckpoint) {
              golden = open_checkpoint(golden_directory(GetParam().golden));
   int64_t compared = 0;
   for (const TensorInfo* tensor : golden.tensors()) {
-    if (tensor->name.find("experts") == std::string::npos || tensor->name.ends_with("input_scale") ||
-        tensor->name.ends_with("correction_bias") || tensor->name.ends_with("_bias"))
+    if (tensor->name.find("experts") == std::string::npos || tensor->name.ends_with("correction_bias") ||
+        tensor->name.ends_with("_bias"))
       continue;
     EXPECT_TRUE(bytes_of(ours, tensor->name) == bytes_of(golden, tensor->name)) << tensor->name;
     ++compared;
   }
   EXPECT_GT(compared, 10);
+  const auto config = nlohmann::json::parse(std::ifstream(path("dst") + "/config.json"));
+  if (ours.has("model.layers.1.mlp.experts.0.down_proj.input_scale")) {
+    EXPECT_EQ(config["quantization_config"]["quant_algo"], "NVFP4");
+  }
   // Of biases and other vectors the values.
   for (const TensorInfo* tensor : golden.tensors()) {
     if (tensor->shape.size() > 2 || !tensor->name.ends_with("bias")) continue;

@@ -48,6 +48,7 @@ class GgufModel : public testing::TestWithParam<Family> {
 
 class PackedGgufModel : public GgufModel {};
 class LlamaGgufModel : public GgufModel {};
+class Nvfp4GgufModel : public GgufModel {};
 
 double worst_error(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
@@ -91,6 +92,19 @@ TEST_P(PackedGgufModel, PackedWeightsGiveTheLogitsOfTheCheckpoint) {
   }
 }
 
+// What calibration gave the rows that go into experts is there too.
+TEST_P(Nvfp4GgufModel, StaticActivationScalesAreThoseOfTheCheckpoint) {
+  const DecoderOptions w4a4 = options_for(70, 1, 1024, {.w4a4 = true, .act_scale = ActScale::kStatic});
+  GgufWriter writer;
+  GetParam().metadata(writer);
+  add_tensors(writer, tensors_, GetParam().ffn_norm, Packing::kAsStored);
+  const std::shared_ptr<Gguf> gguf = open_gguf(writer);
+  const ModelSpec spec = load_gguf_spec(*gguf).value();
+  TestModel found = load_test_model(std::make_unique<GgufWeights>(gguf, spec), spec, "reference", w4a4);
+  TestModel golden = load_test_model(golden_directory(GetParam().golden), "reference", w4a4);
+  EXPECT_TRUE(found.logits(ids_, ids_.size()) == golden.logits(ids_, ids_.size()));
+}
+
 // rope_freqs divides the frequencies: divisors of 4 are positions of a quarter.
 TEST_P(LlamaGgufModel, RopeDivisorsCount) {
   const RecordedTensors tensors = interleaved(tensors_, 32);
@@ -113,6 +127,11 @@ std::vector<Family> families_that(const std::function<bool(const Family&)>& want
 INSTANTIATE_TEST_SUITE_P(Architectures, GgufModel, testing::ValuesIn(families()), name_of);
 INSTANTIATE_TEST_SUITE_P(Architectures, PackedGgufModel, testing::ValuesIn(families_that([](const Family& f) {
                            return f.golden != nullptr && !is_llama(f);
+                         })),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Architectures, Nvfp4GgufModel, testing::ValuesIn(families_that([](const Family& f) {
+                           return f.golden != nullptr && std::string(f.golden).ends_with("-nvfp4") &&
+                                  !is_llama(f);
                          })),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Architectures, LlamaGgufModel, testing::ValuesIn(families_that(is_llama)), name_of);
@@ -176,7 +195,10 @@ TEST(GgufConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
       {"llama", "", u32("llama.attention.sliding_window", 512),
        "key 'llama.attention.sliding_window' is unknown"},
       {"llama", "llama.rope.dimension_count", u32("llama.rope.dimension_count", 33),
-       "'llama.rope.dimension_count': wanted"},
+       "'llama.rope.dimension_count': wanted 32, a whole head"},
+      // Which rows of q and k a writer has moved is not known.
+      {"llama", "llama.rope.dimension_count", u32("llama.rope.dimension_count", 16),
+       "'llama.rope.dimension_count': wanted 32, a whole head"},
       {"llama", "tokenizer.ggml.eos_token_id", u32("tokenizer.ggml.eos_token_id", 384),
        "'tokenizer.ggml.eos_token_id'"},
       {"laguna", "laguna.expert_gating_func", u32("laguna.expert_gating_func", 1),
@@ -226,6 +248,20 @@ TEST(GgufConfig, WhatIsNotImplementedIsRefusedByKeyAndValue) {
     EXPECT_EQ(spec.status().message().find("m.gguf: "), 0u) << spec.status().message();
     EXPECT_EQ(spec.status().code(), ErrorCode::kUser);
   }
+}
+
+// Keys of sliding layers where none slides.
+TEST(GgufConfig, LagunaWithoutAWindow) {
+  const Family laguna = families().front();
+  GgufWriter writer;
+  laguna.metadata(writer);
+  FaultyFileSystem files;
+  files.add_file("m.gguf", without_key(writer.file(), "laguna.attention.sliding_window"));
+  const auto gguf = Gguf::open(files, "m.gguf");
+  ASSERT_TRUE(gguf.ok()) << gguf.status().message();
+  const auto spec = load_gguf_spec(*gguf);
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  for (const LayerSpec& layer : spec->layers) EXPECT_EQ(std::get<GqaSpec>(layer.mixer).window, 0);
 }
 
 // Tensors that are not as the metadata says.

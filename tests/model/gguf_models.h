@@ -257,7 +257,7 @@ inline void add_tensors(GgufWriter& writer, const RecordedTensors& tensors, cons
     if (name.find("_exps.") != std::string::npos && parts.size() > 1) dims.push_back(parts.size());
     uint32_t type = kGgufF32;
     std::string bytes;
-    std::vector<float> scales;
+    std::vector<float> scales, input_scales;
     for (const RecordedTensor* part : parts) {
       if (packing == Packing::kF32 || part->matrices.empty()) {
         bytes += bytes_of(part->values);
@@ -268,13 +268,14 @@ inline void add_tensors(GgufWriter& writer, const RecordedTensors& tensors, cons
         type = part_type;
         bytes += part_bytes;
         scales.push_back(matrix.tensor_scale);
+        input_scales.push_back(matrix.input_scale);
       }
     }
     writer.tensor(name, dims, type, bytes);
     if (type == kGgufNvfp4) {
       const std::string base = name.substr(0, name.size() - std::string("weight").size());
       writer.tensor(base + "scale", {scales.size()}, kGgufF32, bytes_of(scales));
-      writer.tensor(base + "input_scale", {scales.size()}, kGgufF32, bytes_of(scales));
+      writer.tensor(base + "input_scale", {scales.size()}, kGgufF32, bytes_of(input_scales));
     }
   }
 }

@@ -18,7 +18,7 @@ namespace {
 struct Case {
   const char* model;
   const char* backend;
-  std::string variant;  // of cpu the instruction set, of cuda the path of routed experts
+  std::string variant;  // of cpu the instruction set, of cuda whether it takes tensor cores
   // The reference of `laguna` ran on a model that had been cast to bfloat16 and back, its RoPE frequencies
   // included (docs/numerics.md); the NVFP4 references did not.
   bool bf16_rope = false;
@@ -26,11 +26,14 @@ struct Case {
 
   BackendOptions backend_options() const {
     BackendOptions options;
-    (std::string_view(backend) == "cpu" ? options.cpu_isa : options.moe_path) = variant;
+    (std::string_view(backend) == "cpu" ? options.cpu_isa : options.tensor_cores) = variant;
     return options;
   }
-  // Routed experts as sums of two bfloat16 numbers: nearly float32.
+  // Products with activations as sums of two bfloat16 numbers: nearly float32.
   bool tensor_cores() const { return std::string_view(backend) == "cuda" && variant.empty(); }
+  // What an error of the arithmetic stays below; the bar of the specification is 2e-3. On tensor cores the
+  // largest seen is 1e-4.
+  double float32_bar() const { return tensor_cores() ? 3e-4 : 2e-5; }
 
   // laguna-ct holds the weights of laguna-nvfp4, and does what that does.
   std::string reference() const {
@@ -79,7 +82,7 @@ double worst_relative_error(Rows<const float> mine, std::span<const float> wante
 // W4A4 rounds activations, and where one stands at a tie between two codes, the last bit of what came before
 // decides. One does, in all references: olmoe's layer 2, token 1, column 109 into gate and up of prompt 1,
 // whose quotient is 1.25000006 on one backend and 1.24999991 on another (docs/numerics.md); the logits show
-// it by 2e-3.
+// it by 2e-3 in the rows that the archive keeps, by 3.4e-2 in the worst of all.
 bool stands_at_a_tie(const Case& c, int prompt) {
   return c.arithmetic.w4a4 && std::string(c.model) == "olmoe-nvfp4" && prompt == 1;
 }
@@ -105,7 +108,7 @@ TEST_P(Golden, Logits) {
     RecordProperty("relative_error_" + n, fmt::format("{:.2e}", error));
     // The bar of the specification is 2e-3; this is what float32 gives: an error of the arithmetic, not of
     // the model, shows long before the bar.
-    EXPECT_LT(error, stands_at_a_tie(GetParam(), i) ? 5e-3 : GetParam().tensor_cores() ? 6e-5 : 2e-5) << "prompt " << i;
+    EXPECT_LT(error, stands_at_a_tie(GetParam(), i) ? 5e-3 : GetParam().float32_bar()) << "prompt " << i;
   }
 }
 
@@ -127,7 +130,7 @@ TEST_P(Golden, HiddenStatesAndExpertsOfEveryLayer) {
     const std::vector<float> data = on_host(model_, view);
     const Rows<const float> x(data.data(), view.rows, view.cols);
     const std::span<const float> wanted = std::span(hidden).subspan(layer * layer_size, layer_size);
-    EXPECT_LT(worst_relative_error(x, wanted, rows), 2e-5) << "after layer " << layer;
+    EXPECT_LT(worst_relative_error(x, wanted, rows), GetParam().float32_bar()) << "after layer " << layer;
   };
   trace.experts = [&](size_t layer, Rows<const int32_t> view) {
     routers_seen.insert(layer);
@@ -263,7 +266,7 @@ std::vector<Case> cases() {
     all.push_back({model, "reference", "", bf16_rope});
     if (gpu_status().ok()) {
       all.push_back({model, "cuda", "", bf16_rope});
-      all.push_back({model, "cuda", "plain", bf16_rope});
+      all.push_back({model, "cuda", "off", bf16_rope});
     }
     for (const cpu::Kernels* kernels : cpu::usable_kernels())
       all.push_back({model, "cpu", kernels->isa, bf16_rope});

@@ -238,6 +238,7 @@ std::vector<Refusal> own_refusals(const std::string& family) {
                {text + "qk_nope_head_dim", 0, "= 0: wanted"},
                {text + "v_head_dim", 0, "= 0: wanted"},
                {"/text_config", "flat", "wanted an object"},
+               {"/tie_word_embeddings", true, "= true is not implemented; implemented: false"},
            };
   if (family == "gpt_oss")
     return rope_refusals() + kAttention +

@@ -27,9 +27,9 @@ namespace nibble::testing {
 
 struct BackendCase {
   std::string name;     // for make_backend
-  std::string variant;  // of cpu the instruction set, of cuda the path of routed experts
+  std::string variant;  // of cpu the instruction set, of cuda whether it takes tensor cores
 
-  // Routed experts on tensor cores: as exact as float32, but not its bits.
+  // Products on tensor cores: nearly as exact as float32, but not its bits.
   bool tensor_cores() const { return name == "cuda" && variant.empty(); }
 };
 
@@ -42,7 +42,7 @@ inline std::vector<BackendCase> all_backends() {
   for (const cpu::Kernels* kernels : cpu::usable_kernels()) cases.push_back({"cpu", kernels->isa});
   if (gpu_status().ok()) {
     cases.push_back({"cuda", ""});
-    cases.push_back({"cuda", "plain"});
+    cases.push_back({"cuda", "off"});
   }
   return cases;
 }
@@ -54,7 +54,7 @@ inline std::string case_name(const ::testing::TestParamInfo<BackendCase>& info) 
 inline std::unique_ptr<OnHostData> make_ops(const BackendCase& backend, int threads = 2) {
   BackendOptions options;
   options.threads = threads;
-  (backend.name == "cpu" ? options.cpu_isa : options.moe_path) = backend.variant;
+  (backend.name == "cpu" ? options.cpu_isa : options.tensor_cores) = backend.variant;
   return std::make_unique<OnHostData>(make_backend(backend.name, options).value());
 }
 

@@ -13,6 +13,8 @@ class Linear : public OnEveryBackend {
     ops.linear(x.view(), w, out.view());
     return out;
   }
+  // Unit roundoffs of an activation: as the sum of two bfloat16 numbers it loses at most 2^-17 of itself.
+  static double of_activations() { return GetParam().tensor_cores() ? 0x1p-17 / kEpsilon : 0; }
 };
 
 TEST_P(Linear, AgreesWithTheFormula) {
@@ -47,13 +49,46 @@ TEST_P(Linear, AgreesWithTheFormula) {
             }
             // K/16 roundings in a lane (twice that without FMA), 4 in the tree, tensor scale, and the
             // reference's scaled weight.
-            double roundings = 2.0 * static_cast<double>(shape.k) / 16 + 10;
+            double roundings = 2.0 * static_cast<double>(shape.k) / 16 + 10 + of_activations();
             judge.check(out.view().row(t)[n], sum * w.matrix.tensor_scale,
                         roundings * kEpsilon * magnitude * w.matrix.tensor_scale,
                         "n " + std::to_string(n) + ", row " + std::to_string(t) + " of " +
                             std::to_string(rows) + ", K " + std::to_string(shape.k));
           }
         }
+      }
+    }
+  }
+}
+
+// The fused operation is the others one after the other, to the bit.
+TEST_P(Linear, SeveralMatricesAtOnce) {
+  Random random(11);
+  using enum MatrixFormat;
+  for (int64_t rows : {1, 4, 5, 9, 17, 40}) {
+    for (int64_t k : {96, 512, 2080}) {
+      const std::vector<MatrixFormat> formats = {kBF16, kNvfp4, kBF16, kF32,  kBF16, kMxfp4,
+                                                 kBF16, kBF16,  kBF16, kBF16, kBF16, kBF16};
+      const RowsBuffer x = RowsBuffer::random(random, rows, k, 4);
+      std::vector<TestMatrix> own;
+      std::vector<std::vector<float>> biases;
+      std::vector<RowsBuffer> outs;
+      std::vector<OnHostData::HostProduct> products;
+      own.reserve(formats.size()), biases.reserve(formats.size()), outs.reserve(formats.size());
+      for (size_t i = 0; i < formats.size(); ++i) {
+        const int64_t n = 1 + random.below(100);
+        own.emplace_back(random, formats[i], n, k, 0.1f);
+        biases.push_back(random.floats(n));
+        outs.emplace_back(rows, n, i % 3);
+        products.push_back(
+            {own.back().matrix, i % 2 == 0 ? biases.back().data() : nullptr, outs.back().view()});
+      }
+      ops_->linears(x.view(), products);
+      for (size_t i = 0; i < formats.size(); ++i) {
+        RowsBuffer alone = run(x, own[i].matrix);
+        if (i % 2 == 0) ops_->add_bias(alone.view(), biases[i].data());
+        EXPECT_TRUE(same_bits(outs[i].read(), alone.read())) << i << ", rows " << rows << ", K " << k;
+        EXPECT_TRUE(outs[i].gaps_untouched());
       }
     }
   }
@@ -94,7 +129,8 @@ TEST_P(Linear, HeadsAgreeWithTheFormula) {
                     static_cast<double>(x.view().row(t)[h * x_head + c]) * weights[static_cast<size_t>(c)];
                 sum += product, magnitude += std::fabs(product);
               }
-              judge.check(found, sum, (2.0 * static_cast<double>(k) / 16 + 10) * kEpsilon * magnitude,
+              judge.check(found, sum,
+                          (2.0 * static_cast<double>(k) / 16 + 10 + of_activations()) * kEpsilon * magnitude,
                           "head " + std::to_string(h) + ", K " + std::to_string(k));
             }
           }

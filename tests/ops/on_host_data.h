@@ -22,7 +22,7 @@ class OnHostData {
 
   void embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) {
     Call call(*this);
-    const Matrix table = place(table_VD);
+    const Matrix table = place(table_VD, MatrixUse::kEmbedding);
     ops_->embed({call.in(ids_T.data(), std::ssize(ids_T)), ids_T.size()}, table, call.out(out_TD));
   }
   void gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) {
@@ -40,6 +40,23 @@ class OnHostData {
   void linear(Rows<const float> x, const Matrix& w, Rows<float> out) {
     Call call(*this);
     ops_->linear(call.in(x), place(w), call.out(out));
+  }
+  struct HostProduct {
+    Matrix weight;
+    const float* bias;
+    Rows<float> out;
+  };
+  void linears(Rows<const float> x, std::span<const HostProduct> products) {
+    Call call(*this);
+    std::vector<Matrix> placed;
+    for (const HostProduct& p : products) placed.push_back(place(p.weight));
+    std::vector<Product> on_device;
+    for (size_t i = 0; i < products.size(); ++i) {
+      const HostProduct& p = products[i];
+      on_device.push_back(
+          {placed[i], p.bias == nullptr ? nullptr : call.in(p.bias, p.out.cols), call.out(p.out)});
+    }
+    ops_->linears(call.in(x), on_device);
   }
   void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
                     int64_t out_head) {
@@ -266,7 +283,7 @@ class OnHostData {
     args.out = call.out(args.out);
     if (args.sinks_H != nullptr) args.sinks_H = call.in(args.sinks_H, heads);
   }
-  Matrix place(const Matrix& w) { return ops_->place(w).value(); }
+  Matrix place(const Matrix& w, MatrixUse use = MatrixUse::kProducts) { return ops_->place(w, use).value(); }
   const float* keep(const float* host, int64_t count) {
     if (host == nullptr || in_place_) return host;
     const int64_t bytes = count * static_cast<int64_t>(sizeof(float));

@@ -371,3 +371,15 @@ def test_logits_do_not_go_over_a_gguf_model(tmp_path):
     before = path.read_bytes()
     assert "is a file of the model" in nibble("logits", "-m", path, "--ids", "1", "-o", path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["gguf", "directory"])
+def test_logits_do_not_go_over_a_model_by_another_name(small, tmp_path, kind):
+    file = gguf_file(tmp_path / "m.gguf", LLAMA) if kind == "gguf" else small / "model.safetensors"
+    model, before = file if kind == "gguf" else small, file.read_bytes()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/soft.npy").symlink_to(file)
+    os.link(file, tmp_path / "other/hard.npy")
+    for name in ["soft.npy", "hard.npy"]:
+        assert "is a file of the model" in nibble("logits", "-m", model, "--ids", "1", "-o", tmp_path / "other" / name)
+        assert file.read_bytes() == before

@@ -153,6 +153,42 @@ def test_all_linear_loads(tmp_path):
     assert set(config["quantization_config"]["exclude_modules"]) == excluded
 
 
+def decode_mxfp4(codes, scales):
+    values = np.concatenate([E2M1, -E2M1]).astype(np.float32)
+    pairs = np.stack([codes & 15, codes >> 4], -1).reshape(codes.shape[0], -1)
+    return values[pairs] * np.repeat(np.exp2(scales.astype(np.float32) - 127), 32, axis=-1)
+
+
+def decode_q4(words, scales):
+    nibbles = (words[..., None] >> (4 * np.arange(8, dtype=np.uint32)) & 15).astype(np.int32)
+    codes = (nibbles - 16 * (nibbles > 7)).reshape(words.shape[0], -1)
+    return codes.astype(np.float32) * np.repeat(scales.astype(np.float32), 32, axis=-1)
+
+
+@pytest.mark.parametrize("kind,codes,decode,name", [("mxfp4", "_packed", decode_mxfp4, "MXFP4"),
+                                                    ("q4", "_q4", decode_q4, "q4")])
+def test_others_load(tmp_path, kind, codes, decode, name):
+    """The logits are those of the same model with the codes' values in F32."""
+    nibble("quantize", LAGUNA, tmp_path / "out", "--type", kind)
+    report = json.loads(subprocess.run([NIBBLE, "inspect", tmp_path / "out", "--json"], capture_output=True).stdout)
+    assert all("tokenizer.json" in problem for problem in report["problems"]), report["problems"]
+    assert report["bytes"]["routed experts"].keys() == {name}
+    tensors = load(tmp_path / "out")
+    for module in [n.removesuffix(codes) for n in tensors if n.endswith(".weight" + codes)]:
+        values = decode(tensors.pop(module + codes)[1], tensors.pop(module + "_scale")[1])
+        tensors[module] = ("F32", values)
+    # In a file tensors are aligned to their elements.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1][1].itemsize))
+    (tmp_path / "plain").mkdir()
+    shutil.copy(LAGUNA / "config.json", tmp_path / "plain")
+    save(tmp_path / "plain/model.safetensors", tensors)
+    logits = {}
+    for model in ["out", "plain"]:
+        nibble("logits", "-m", tmp_path / model, "--ids", "5,17,42", "-o", tmp_path / "x.npy")
+        logits[model] = np.load(tmp_path / "x.npy")
+    assert np.abs(logits["out"] - logits["plain"]).max() <= 2e-5 * np.abs(logits["plain"]).max()
+
+
 CODECS = {"nvfp4": numpy_nvfp4, "mxfp4": numpy_mxfp4, "q4": numpy_q4}
 NAMES = {"nvfp4": ["", "_scale", "_scale_2"], "mxfp4": ["_packed", "_scale"], "q4": ["_q4", "_scale"]}
 

@@ -54,10 +54,10 @@ ModelSpec glm5_next_spec(Config outer) {
   const bool multimodal = outer.has("text_config");
   Config config = multimodal ? outer.object("text_config") : outer;
   outer.ignore({"vision_config", "image_token_id", "video_token_id", "image_start_token_id",
-                "image_end_token_id", "video_start_token_id", "video_end_token_id", "tie_word_embeddings",
-                "architectures", "model_type", "dtype", "torch_dtype", "transformers_version",
-                "quantization_config"});
+                "image_end_token_id", "video_start_token_id", "video_end_token_id", "architectures",
+                "model_type", "dtype", "torch_dtype", "transformers_version", "quantization_config"});
   ModelSpec spec = read_common(config);
+  if (multimodal) outer.only("tie_word_embeddings", {spec.tied_head});  // both have it
   const int64_t layer_count = static_cast<int64_t>(spec.layers.size());
   const std::string root = multimodal ? "model.language_model." : "model.";
   spec.names.embedding = root + "embed_tokens";

@@ -31,7 +31,7 @@ class CpuOps final : public Ops {
     return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
   }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
-  Result<Matrix> place(const Matrix& host_matrix) override { return host_matrix; }
+  Result<Matrix> place(const Matrix& host_matrix, MatrixUse) override { return host_matrix; }
 
  protected:
   void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {

@@ -13,6 +13,7 @@
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.cuh"
 #include "ops/limits.h"
 
 namespace nibble::cuda {
@@ -67,6 +68,7 @@ __device__ float dot(const float* s_q, const float* key, int64_t dim, unsigned l
 __global__ void __launch_bounds__(kThreads) piece_kernel(Attend p) {
   __shared__ float s_q[kMaxHeadDim], s_weights[kPiece], s_warps[kWarp];
   __shared__ int64_t s_tokens[kPiece];
+  after_kernel_before();
   const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
   const int64_t dim = p.kv.head_dim, width = value_width(p.kv), g = h / (p.heads / p.kv.kv_heads);
   const int32_t slot = p.rows.slots_T[t];
@@ -117,6 +119,7 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Attend p) {
 }
 
 __global__ void __launch_bounds__(kThreads) join_kernel(Attend p) {
+  after_kernel_before();
   const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads, width = value_width(p.kv);
   const Range range = range_of(p, t);
   const int64_t count = (range.end + kPiece - 1) / kPiece - range.begin / kPiece;
@@ -171,9 +174,9 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
     }
     const int64_t blocks = rows * p.heads;
     const int64_t at_once = std::clamp<int64_t>(ceil_div(kEnoughBlocks, blocks), 1, p.most_pieces);
-    piece_kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once)), kThreads, 0,
-                   stream>>>(p);
-    join_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);
+    launch_early(piece_kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once)), kThreads,
+                 0, stream, p);
+    launch_early(join_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, p);
   }
   check_launch("attend", args.q.rows, p.heads, args.kv.head_dim);
 }

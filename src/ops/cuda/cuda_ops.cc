@@ -16,6 +16,7 @@
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_formats.h"
 #include "ops/cuda/read_bandwidth.h"
+#include "ops/cuda/tile_linear.h"
 
 namespace nibble {
 namespace {
@@ -72,15 +73,27 @@ class CudaOps final : public Ops {
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
   std::string description() const override { return "cuda (" + device_.describe() + ")"; }
-  bool does_w4a4() const override { return options_.moe_path == "plain"; }
+  bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights() const override { return true; }
   Result<double> read_bandwidth() override {
     return cuda::read_bandwidth(memory_, stream(), device_.multiprocessors);
   }
 
-  Result<Matrix> place(const Matrix& host_matrix) override {
+  Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;
-    NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
+    if (options_.tensor_cores == "off" || use != MatrixUse::kProducts || !cuda::can_be_tiles(host_matrix)) {
+      NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
+      return placed;
+    }
+    NIBBLE_ASSIGN_OR_RETURN(
+        Buffer tiles,
+        Buffer::allocate(memory_, cuda::tile_bytes(placed.format, placed.n, placed.k), "weights"));
+    NIBBLE_RETURN_IF_ERROR(upload_all({&placed}, staging_));
+    cuda::check(cuda::make_tiles(placed, tiles.as<uint8_t>(), stream()), "weights: tiles");
+    placed.codes = tiles.as<uint8_t>();
+    placed.scales = nullptr;
+    placed.tiled = true;
+    weights_.push_back(std::move(tiles));
     return placed;
   }
 
@@ -103,11 +116,11 @@ class CudaOps final : public Ops {
  protected:
   Result<std::unique_ptr<PlacedExperts>> do_place_experts(
       std::span<const ExpertWeights> host_experts) override {
-    if (options_.moe_path != "plain") {
+    if (options_.tensor_cores != "off") {
       std::string why;
       const cuda::TensorCores can = cuda::tensor_cores_for(host_experts, why);
       if (can == cuda::TensorCores::kYes) return place_packed(host_experts);
-      if (options_.moe_path == "tensor") return user_error("moe-path tensor: {}", why);
+      if (options_.tensor_cores == "on") return user_error("tensor-cores on: {}", why);
       if (can == cuda::TensorCores::kNo && !warned_) {
         warned_ = true;
         log_warning("routed experts run without tensor cores: {}", why);
@@ -149,11 +162,51 @@ class CudaOps final : public Ops {
     cuda::layer_norm(stream(), x, weight, bias, eps, out);
   }
   void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
-    cuda::grouped_linear(stream(), w.format, {.single = cuda::device_matrix(w), .x = x, .out = out}, 1, w.n,
-                         w.k, x.rows);
+    const Product product[] = {{w, nullptr, out}};
+    do_linears(x, product);
+  }
+  // One launch for all matrices of a format in tiles, one each for the others.
+  void do_linears(Rows<const float> x, std::span<const Product> products) override {
+    std::vector<MatrixFormat> formats;
+    for (const Product& p : products) {
+      const Matrix& w = p.weight;
+      if (!w.tiled) {
+        cuda::grouped_linear(stream(), w.format,
+                             {.single = cuda::device_matrix(w, p.bias), .x = x, .out = p.out}, 1, w.n, w.k,
+                             x.rows);
+      } else if (std::find(formats.begin(), formats.end(), w.format) == formats.end()) {
+        formats.push_back(w.format);
+      }
+    }
+    const int64_t workspace_bytes = cuda::tile_linear_workspace_bytes(x.rows, x.cols);
+    for (MatrixFormat format : formats) {
+      cuda::TileLinear launch{.x = x.data,
+                              .x_stride = x.stride,
+                              .rows = x.rows,
+                              .k = x.cols,
+                              .workspace = scratch<char>(workspace_bytes, "linear: rows")};
+      auto run = [&] {
+        cuda::check(cuda::tile_linear(format, launch, stream()), "linear");
+        launch.count = 0;
+      };
+      for (const Product& p : products) {
+        if (!p.weight.tiled || p.weight.format != format) continue;
+        launch.products[launch.count++] = {.tiles = static_cast<const uint8_t*>(p.weight.codes),
+                                           .bias = p.bias,
+                                           .out = p.out.data,
+                                           .out_stride = p.out.stride,
+                                           .n = p.weight.n,
+                                           .scale = p.weight.tensor_scale};
+        if (launch.count == cuda::kMaxTileProducts) run();
+      }
+      run();
+    }
   }
   void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
                        int64_t out_head) override {
+    if (std::ranges::any_of(w_H, [](const Matrix& w) { return w.tiled; })) {
+      return Ops::do_linear_heads(x, x_head, w_H, out, out_head);
+    }
     const MatrixTable& table = table_of(w_H);
     int64_t n = 0;
     for (const Matrix& w : w_H) n = std::max(n, w.n);
@@ -278,7 +331,6 @@ class CudaOps final : public Ops {
     NIBBLE_ASSIGN_OR_RETURN(Buffer packed, Buffer::allocate(memory_, each * shape.experts, "experts"));
     std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
     std::vector<cuda::PackedExpert> table;
-    Buffer staging;
     for (size_t e = 0; e < experts.size(); ++e) {
       ExpertWeights& w = experts[e];
       uint8_t* at = packed.as<uint8_t>() + static_cast<int64_t>(e) * each;
@@ -290,7 +342,7 @@ class CudaOps final : public Ops {
                        .gate_bias = w.gate_bias,
                        .up_bias = w.up_bias,
                        .down_bias = w.down_bias});
-      NIBBLE_RETURN_IF_ERROR(upload_all({&w.gate, &w.up, &w.down}, staging));
+      NIBBLE_RETURN_IF_ERROR(upload_all({&w.gate, &w.up, &w.down}, staging_));
       auto disk = [](const Matrix& m) {
         return cuda::DiskMatrix{static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales)};
       };
@@ -305,8 +357,6 @@ class CudaOps final : public Ops {
     const auto bytes = static_cast<int64_t>(table.size() * sizeof(cuda::PackedExpert));
     NIBBLE_ASSIGN_OR_RETURN(placed->packed_table, Buffer::allocate(memory_, bytes, "table of experts"));
     memory_.upload(placed->packed_table.as<void>(), table.data(), bytes);
-    // The copies that the repacking reads end with this function.
-    cuda::check(cudaStreamSynchronize(stream()), "experts: repacking");
     return std::unique_ptr<PlacedExperts>(std::move(placed));
   }
 
@@ -427,6 +477,7 @@ class CudaOps final : public Ops {
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};
   std::vector<Buffer> weights_;
+  Buffer staging_;  // a weight on its way to its own order
   std::map<std::vector<const void*>, MatrixTable> head_tables_;
   Buffer scratch_;
   std::unordered_map<uint64_t, cudaGraphExec_t> graphs_;  // null: came once

@@ -11,7 +11,7 @@
 namespace nibble {
 
 struct CudaOptions {
-  std::string moe_path;  // of BackendOptions
+  std::string tensor_cores;  // of BackendOptions
   bool graphs = true;
 };
 

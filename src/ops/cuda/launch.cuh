@@ -1,11 +1,38 @@
-// Grids of kernels that do something to each element of some rows.
+// Grids of kernels that do something to each element of some rows, and launches that overlap.
 #pragma once
+
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "base/numbers.h"
+#include "ops/cuda/primitives.cuh"
 
 namespace nibble::cuda {
+
+// Launches a kernel that may start while the one before it still ends (programmatic dependent launch), which
+// hides most of what a launch takes. The kernel MUST call after_kernel_before() before it touches memory. A
+// kernel that is launched in the ordinary way waits for all before it, these too.
+template <class... P, class... A>
+void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                  const A&... args) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, P(args)...);  // check_launch() tells a failure
+}
+// Lets the next kernel start, and waits until all that the kernels before wrote is there.
+__device__ inline void after_kernel_before() {
+  dependency_launch();
+  dependency_wait();
+}
 
 inline constexpr int kElementThreads = 256;
 

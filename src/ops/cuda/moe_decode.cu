@@ -1,8 +1,10 @@
 #include <algorithm>
 
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
+#include "ops/cuda/tile_decode.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -230,31 +232,6 @@ __device__ inline float activated(const ActivationSpec& spec, float gate, float 
   }
   if (spec.kind == ActivationSpec::kGptOss) return gate / (1.0f + expf(-spec.alpha * gate)) * (up + 1.0f);
   return gate / (1.0f + expf(-gate)) * up;
-}
-
-// Eight codes of a row as four pairs of bfloat16, times 2^-126.
-__device__ inline void decode(uint32_t word, uint32_t (&pairs)[4]) {
-  constexpr uint32_t kMask = 0x81C081C0u;
-  pairs[0] = word & kMask;
-  pairs[1] = rotate_right(word, 3) & kMask;
-  pairs[2] = rotate_right(word, 6) & kMask;
-  // Sign, exponent and mantissa of the fourth pair go to three different distances; the copies do not meet.
-  pairs[3] = ((word & 0x001B001Bu) * ((1u << 12) + (1u << 7) + (1u << 2))) & kMask;
-}
-
-// What the scales below leave to be done on the float32 sum: a weight comes out of the decoding times 2^-7.
-constexpr float kUnscale = 128.0f;
-
-// The block scales of a lane's two rows (first the low, then the high half) as bfloat16 times 2^119.
-// `scales`: what the chunk holds for the lane; part: which half of its 32 columns.
-template <int kBlock>
-__device__ inline uint32_t scale_pair(uint32_t scales, int part) {
-  if constexpr (kBlock == 16) {
-    const uint32_t bytes = part == 0 ? scales & 0x00FF00FFu : __byte_perm(scales, 0, 0x4341);
-    return bytes * 16 + 0x76007600u;  // place_scale's exponent bias, 10, against bfloat16's
-  } else {
-    return __byte_perm(scales, 0, 0x4140) * 128 + 0x3B803B80u;  // exponent + 119
-  }
 }
 
 // A warp's ring of chunks, which runs on from task to task without a gap.
@@ -604,29 +581,14 @@ cudaError_t current_device(Device& device) {
   return error;
 }
 
-template <class Kernel>
-cudaError_t launch(Kernel kernel, int grid, int threads, int shared_bytes, const MoeDecodeArgs& args,
-                   cudaStream_t stream) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args);
-}
-
 template <int kBlock, int kWarps>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
   constexpr int kBytes = SharedLayout<kBlock, kWarps>::kBytes;
   cudaError_t error =
       cudaFuncSetAttribute(moe_layer<kBlock, kWarps>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return launch(moe_layer<kBlock, kWarps>, device.multiprocessors, kWarps * 32, kBytes, args, stream);
+  launch_early(moe_layer<kBlock, kWarps>, device.multiprocessors, kWarps * 32, kBytes, stream, args);
+  return cudaGetLastError();
 }
 
 template <int kBlock>
@@ -654,6 +616,11 @@ cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up
   return repack(gate, up, false, shape.width, shape.model, shape.block, to, stream);
 }
 
+cudaError_t make_4bit_tiles(const uint8_t* codes, const uint8_t* scales, int n, int k, int block, uint8_t* to,
+                            cudaStream_t stream) {
+  return repack({codes, scales}, {codes, scales}, true, n, k, block, to, stream);
+}
+
 cudaError_t repack_down(const MoeShape& shape, DiskMatrix down, uint8_t* to, cudaStream_t stream) {
   return repack(down, down, true, shape.model, shape.width, shape.block, to, stream);
 }
@@ -665,7 +632,8 @@ cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
   const int grid = 1 + static_cast<int>(std::min<int64_t>((elements + 1023) / 1024, device.multiprocessors));
-  error = launch(group_rows, grid, 1024, 0, args, stream);
+  launch_early(group_rows, grid, 1024, 0, stream, args);
+  error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   return args.shape.block == 16 ? launch_layer<16>(args, device, stream)
                                 : launch_layer<32>(args, device, stream);

@@ -69,6 +69,10 @@ cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up
                            cudaStream_t stream);
 cudaError_t repack_down(const MoeShape& shape, DiskMatrix down, uint8_t* to, cudaStream_t stream);
 
+// The same of any matrix in such tiles (tile_linear.h).
+cudaError_t make_4bit_tiles(const uint8_t* codes, const uint8_t* scales, int n, int k, int block, uint8_t* to,
+                            cudaStream_t stream);
+
 // Launches the layer on `stream`; needs no host round trip and can be captured in a graph.
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/cuda/moe_decode.h"
+#include "ops/cuda/tile_linear.h"
 
 namespace nibble::cuda {
 namespace {
@@ -12,6 +13,14 @@ namespace {
 // What an e8m0 scale may be so that a weight times 2^-7 is a normal bfloat16, and the scale times 2^119 a
 // finite one (moe_decode.cu): 2^-118 to 2^8.
 constexpr uint8_t kLeastExponent = 9, kMostExponent = 135;
+
+bool scales_fit(const Matrix& m) {
+  if (m.format != MatrixFormat::kMxfp4) return true;
+  const auto* scales = static_cast<const uint8_t*>(m.scales);
+  const std::span<const uint8_t> all(scales, static_cast<size_t>(matrix_scale_bytes(m.format, m.n, m.k)));
+  const auto [least, most] = std::ranges::minmax(all);
+  return least >= kLeastExponent && most <= kMostExponent;
+}
 
 }  // namespace
 
@@ -31,18 +40,14 @@ TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, std::string
         why = "experts in different formats";
         return TensorCores::kNo;
       }
-      if (format != MatrixFormat::kMxfp4) continue;
-      const auto* scales = static_cast<const uint8_t*>(m->scales);
-      const std::span<const uint8_t> all(scales, static_cast<size_t>(matrix_scale_bytes(format, m->n, m->k)));
-      const auto [least, most] = std::ranges::minmax(all);
-      if (least < kLeastExponent || most > kMostExponent) {
-        why = fmt::format("block scales from 2^{} to 2^{}, outside of 2^{} to 2^{}", least - 127, most - 127,
-                          kLeastExponent - 127, kMostExponent - 127);
-        return TensorCores::kNo;
-      }
+      if (scales_fit(*m)) continue;
+      why = fmt::format("block scales outside of 2^{} to 2^{}", kLeastExponent - 127, kMostExponent - 127);
+      return TensorCores::kNo;
     }
   }
   return TensorCores::kYes;
 }
+
+bool can_be_tiles(const Matrix& matrix) { return has_tiles(matrix.format) && scales_fit(matrix); }
 
 }  // namespace nibble::cuda

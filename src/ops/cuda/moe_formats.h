@@ -1,4 +1,4 @@
-// Which experts the tensor-core kernels (moe_decode.h) take.
+// Which weights the tensor-core kernels (moe_decode.h, tile_linear.h) take.
 #pragma once
 
 #include <span>
@@ -14,5 +14,8 @@ enum class TensorCores { kYes, kOtherFormat, kNo };
 // made for their format, kNo where they are, but not for what the weights hold. `why` says what is in the
 // way.
 TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, std::string& why);
+
+// Whether a matrix (in host memory) can be brought into the tiles of tile_linear.h.
+bool can_be_tiles(const Matrix& matrix);
 
 }  // namespace nibble::cuda

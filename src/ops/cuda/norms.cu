@@ -3,6 +3,7 @@
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 unsigned norm_threads(int64_t cols) { return cols <= 256 ? 32 : cols <= 1024 ? 128 : 1024; }
 
 __global__ void rms_norm_kernel(Rows<const float> x, const float* weight, float eps, Rows<float> out) {
+  after_kernel_before();
   __shared__ float s_warps[kWarp];
   const float* row = x.data + int64_t{blockIdx.x} * x.stride;
   float* out_row = out.data + int64_t{blockIdx.x} * out.stride;
@@ -41,7 +43,8 @@ __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, cons
 
 void rms_norm(cudaStream_t stream, Rows<const float> x, const float* weight, float eps, Rows<float> out) {
   if (x.rows == 0) return;
-  rms_norm_kernel<<<static_cast<unsigned>(x.rows), norm_threads(x.cols), 0, stream>>>(x, weight, eps, out);
+  launch_early(rms_norm_kernel, static_cast<unsigned>(x.rows), norm_threads(x.cols), 0, stream, x, weight,
+               eps, out);
   check_launch("rms_norm", x.rows, x.cols);
 }
 

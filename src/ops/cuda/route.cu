@@ -3,6 +3,7 @@
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -64,6 +65,7 @@ __global__ void __launch_bounds__(kWarp)
     route_kernel(Rows<const float> logits, const float* bias, RouterSpec spec, Rows<int32_t> ids,
                  Rows<float> weights) {
   extern __shared__ uint32_t s_keys[];  // [E], then [n_group]
+  after_kernel_before();
   const int64_t t = blockIdx.x, experts = logits.cols, chosen = ids.cols;
   const unsigned lane = threadIdx.x;
   Scores scores{spec, logits.data + t * logits.stride};
@@ -135,8 +137,8 @@ void route(cudaStream_t stream, const RouteArgs& args) {
   constexpr int kBytesWithoutAsking = 48 << 10;
   if (bytes > kBytesWithoutAsking)
     check(cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "route");
-  route_kernel<<<static_cast<unsigned>(args.ids.rows), kWarp, static_cast<size_t>(bytes), stream>>>(
-      args.logits, args.bias_E, args.spec, args.ids, args.weights);
+  launch_early(route_kernel, static_cast<unsigned>(args.ids.rows), kWarp, static_cast<size_t>(bytes), stream,
+               args.logits, args.bias_E, args.spec, args.ids, args.weights);
   check_launch("route", args.ids.rows, experts, args.ids.cols);
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 template <MatrixFormat kFormat>
 __global__ void embed_kernel(const int32_t* ids, DeviceMatrix table, Rows<float> out) {
+  after_kernel_before();
   using Decode = Decoder<kFormat>;
   const int64_t column = this_column() * Decode::kColumns;
   if (column >= out.cols) return;
@@ -27,12 +28,14 @@ __global__ void embed_kernel(const int32_t* ids, DeviceMatrix table, Rows<float>
 // operation(row, column) on every element.
 template <class Operation>
 __global__ void element_kernel(int64_t cols, Operation operation) {
+  after_kernel_before();
   if (this_column() < cols) operation(this_row(), this_column());
 }
 template <class Operation>
 void for_elements(cudaStream_t stream, const char* name, int64_t rows, int64_t cols, Operation operation) {
   if (rows == 0 || cols == 0) return;
-  element_kernel<<<element_grid(rows, cols), kElementThreads, 0, stream>>>(cols, operation);
+  launch_early(element_kernel<Operation>, element_grid(rows, cols), kElementThreads, 0, stream, cols,
+               operation);
   check_launch(name, rows, cols);
 }
 
@@ -49,8 +52,8 @@ void embed(cudaStream_t stream, const int32_t* ids_T, const Matrix& table_VD, Ro
   if (out.rows == 0) return;
   with_format(table_VD.format, [&]<MatrixFormat kFormat>() {
     const int64_t runs = ceil_div(out.cols, Decoder<kFormat>::kColumns);
-    embed_kernel<kFormat>
-        <<<element_grid(out.rows, runs), kElementThreads, 0, stream>>>(ids_T, device_matrix(table_VD), out);
+    launch_early(embed_kernel<kFormat>, element_grid(out.rows, runs), kElementThreads, 0, stream, ids_T,
+                 device_matrix(table_VD), out);
   });
   check_launch("embed", out.rows, table_VD.n, table_VD.k);
 }

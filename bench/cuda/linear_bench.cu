@@ -1,0 +1,123 @@
+// Products of few rows with BF16 weights on tensor cores (tile_linear.h): microseconds and bytes against what
+// the device reads at most, measured in the same run. Shapes of Laguna-S-2.1.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "ops/cuda/tile_linear.h"
+
+using namespace nibble;
+using namespace nibble::cuda;
+
+#define CHECK(call)                                                                          \
+  do {                                                                                       \
+    cudaError_t error_ = (call);                                                             \
+    if (error_ != cudaSuccess) {                                                             \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
+      std::exit(1);                                                                          \
+    }                                                                                        \
+  } while (0)
+
+__global__ void fill(uint32_t* p, int64_t n, uint32_t seed) {
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
+    uint32_t x = (static_cast<uint32_t>(i) + seed) * 2654435761u;
+    x ^= x >> 15;
+    p[i] = (x & 0x007F007Fu) | 0x3C003C00u | (x & 0x80008000u);  // bfloat16 of about 2^-7
+  }
+}
+__global__ void __launch_bounds__(512) read_all(const uint4* from, int64_t count, uint32_t* sink) {
+  uint32_t sum = 0;
+  const int64_t step = gridDim.x * 512ll;
+  int64_t i = blockIdx.x * 512ll + threadIdx.x;
+  for (; i + 7 * step < count; i += 8 * step) {
+    uint4 v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = __ldcs(from + i + j * step);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  if (sum == 0x12345678) *sink = sum;
+}
+
+cudaStream_t stream;
+
+template <class Work>
+double time_us(int count, Work work) {
+  cudaEvent_t begin, end;
+  CHECK(cudaEventCreate(&begin));
+  CHECK(cudaEventCreate(&end));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < count; ++i) work(i);
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  std::vector<double> times;
+  for (int run = 0; run < 15; ++run) {
+    CHECK(cudaEventRecord(begin, stream));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaEventRecord(end, stream));
+    CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    CHECK(cudaEventElapsedTime(&ms, begin, end));
+    if (run >= 5) times.push_back(ms * 1000.0 / count);
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+int main() {
+  cudaDeviceProp p;
+  if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) return std::printf("skipped: no GPU\n"), 0;
+  CHECK(cudaStreamCreate(&stream));
+  constexpr int64_t kBytes = int64_t{4} << 30;
+  uint8_t* weights = nullptr;
+  float *x = nullptr, *out = nullptr;
+  void* workspace = nullptr;
+  CHECK(cudaMalloc(&workspace, 64 * 16384 * 4));
+  CHECK(cudaMalloc(reinterpret_cast<void**>(&weights), kBytes));
+  CHECK(cudaMalloc(reinterpret_cast<void**>(&x), 64 * 16384 * 4));
+  CHECK(cudaMalloc(reinterpret_cast<void**>(&out), 64 * 131072 * 4));
+  fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(weights), kBytes / 4, 1);
+  fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(x), 64 * 16384, 2);
+  CHECK(cudaDeviceSynchronize());
+  const double read = time_us(1, [&](int) {
+    read_all<<<p.multiProcessorCount * 2, 512, 0, stream>>>(reinterpret_cast<uint4*>(weights), kBytes / 16,
+                                                            reinterpret_cast<uint32_t*>(out));
+  });
+  const double ceiling = kBytes / read / 1e3;
+  std::printf("%s, read ceiling %.0f GB/s\n", p.name, ceiling);
+  struct Shape {
+    const char* name;
+    std::vector<int64_t> n;
+    int64_t k;
+  };
+  const Shape shapes[] = {{"q k v gate", {9216, 1024, 1024, 72}, 3072},
+                          {"output", {3072}, 9216},
+                          {"dense gate up", {12288, 12288}, 3072},
+                          {"router", {256}, 3072},
+                          {"head", {100352}, 3072}};
+  std::printf("%-16s %5s %9s %9s %8s %7s\n", "BF16", "rows", "MB", "us", "GB/s", "share");
+  for (const Shape& shape : shapes) {
+    int64_t bytes = 0;
+    for (int64_t n : shape.n) bytes += tile_bytes(MatrixFormat::kBF16, n, shape.k);
+    const int sets = static_cast<int>(std::min<int64_t>(kBytes / bytes, 40));
+    for (int64_t rows : {1, 2, 4, 8, 16, 32, 64}) {
+      const double us = time_us(sets, [&](int i) {
+        TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
+        const uint8_t* at = weights + i * bytes;
+        for (int64_t n : shape.n) {
+          args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
+          at += tile_bytes(MatrixFormat::kBF16, n, shape.k);
+        }
+        CHECK(tile_linear(MatrixFormat::kBF16, args, stream));
+      });
+      std::printf("%-16s %5d %9.1f %9.1f %8.0f %6.1f%%\n", shape.name, static_cast<int>(rows), bytes / 1e6,
+                  us, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,45 @@
+// From the words of a chunk (moe_tiles.h) to the operands of a product.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/primitives.cuh"
+
+namespace nibble::cuda {
+
+// Eight codes of a row as four pairs of bfloat16, times 2^-126.
+__device__ inline void decode(uint32_t word, uint32_t (&pairs)[4]) {
+  constexpr uint32_t kMask = 0x81C081C0u;
+  pairs[0] = word & kMask;
+  pairs[1] = rotate_right(word, 3) & kMask;
+  pairs[2] = rotate_right(word, 6) & kMask;
+  // Sign, exponent and mantissa of the fourth pair go to three different distances; the copies do not meet.
+  pairs[3] = ((word & 0x001B001Bu) * ((1u << 12) + (1u << 7) + (1u << 2))) & kMask;
+}
+
+// What the scales below leave to be done on the float32 sum: a weight comes out of the decoding times 2^-7.
+constexpr float kUnscale = 128.0f;
+
+// The block scales of a lane's two rows (first the low, then the high half) as bfloat16 times 2^119.
+// `scales`: what the chunk holds for the lane; part: which half of its 32 columns.
+template <int kBlock>
+__device__ inline uint32_t scale_pair(uint32_t scales, int part) {
+  if constexpr (kBlock == 16) {
+    const uint32_t bytes = part == 0 ? scales & 0x00FF00FFu : __byte_perm(scales, 0, 0x4341);
+    return bytes * 16 + 0x76007600u;  // place_scale's exponent bias, 10, against bfloat16's
+  } else {
+    return __byte_perm(scales, 0, 0x4140) * 128 + 0x3B803B80u;  // exponent + 119
+  }
+}
+
+// The first or (low_part: all ones) the second of the two bfloat16 numbers that each of two floats is the sum
+// of.
+__device__ inline uint32_t part_of(float x, float y, uint32_t low_part) {
+  const __nv_bfloat162 high = __floats2bfloat162_rn(x, y);
+  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&high) & low_part;
+  const __nv_bfloat162 part =
+      __floats2bfloat162_rn(x - __uint_as_float(bits << 16), y - __uint_as_float(bits & 0xFFFF0000u));
+  return *reinterpret_cast<const uint32_t*>(&part);
+}
+
+}  // namespace nibble::cuda

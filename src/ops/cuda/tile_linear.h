@@ -1,0 +1,46 @@
+// Products of rows with weights in BF16, NVFP4 or MXFP4 on the tensor cores, for few rows: bound by the bytes
+// of the weights, which are read in the order of moe_tiles.h. Arithmetic and invariance as in moe_decode.h;
+// here K is cut in sixteen, whose sums are added in their order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "quant/matrix.h"
+
+namespace nibble::cuda {
+
+// Whether matrices of this format can be brought into tiles.
+bool has_tiles(MatrixFormat format);
+int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k);
+
+// Writes the tiles of `matrix`, whose codes and scales are the disk's, in device memory. Codes of a block
+// with a zero scale become zero; e8m0 scales are as why_not_tiles() (moe_formats.h) wants them.
+cudaError_t make_tiles(const Matrix& matrix, uint8_t* to, cudaStream_t stream);
+
+struct TileProduct {
+  const uint8_t* tiles = nullptr;
+  const float* bias = nullptr;  // [n]; null: none
+  float* out = nullptr;         // [rows, n]
+  int64_t out_stride = 0;
+  int64_t n = 0;
+  float scale = 1;
+};
+
+inline constexpr int kMaxTileProducts = 8;
+
+// Several matrices of one format and k times the same rows.
+struct TileLinear {
+  TileProduct products[kMaxTileProducts];
+  int count = 0;
+  const float* x = nullptr;  // [rows, k]
+  int64_t x_stride = 0;
+  int64_t rows = 0, k = 0;
+  void* workspace = nullptr;  // tile_linear_workspace_bytes(rows, k)
+};
+// For few rows none: then every warp splits what it reads of x in two, for more a kernel does it once.
+int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k);
+cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
+
+}  // namespace nibble::cuda
