@@ -77,8 +77,10 @@ class SyntheticModel : public ModelSource {
   explicit SyntheticModel(std::string name) : name_(std::move(name)) {}
 
   Result<ModelSpec> spec() const override { return synthetic_spec(name_); }
-  Result<Tokenizer> tokenizer() const override { return no_text(); }
-  Result<ChatFormat> chat(const std::string& /*override_path*/) const override { return no_text(); }
+  Result<Tokenizer> tokenizer() const override { return has_no("tokenizer"); }
+  Result<ChatFormat> chat(const std::string& /*override_path*/) const override {
+    return has_no("chat template");
+  }
   Result<GenerationConfig> generation(int64_t /*vocab*/) const override { return GenerationConfig(); }
   Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes use) const override {
     using Bytes = SyntheticWeights::Bytes;
@@ -92,8 +94,8 @@ class SyntheticModel : public ModelSource {
   }
 
  private:
-  Status no_text() const {
-    return user_error("model '{}': is synthetic and has no tokenizer; bench and logits run it", name_);
+  Status has_no(const char* what) const {
+    return user_error("model '{}': is synthetic and has no {}; bench and logits run it", name_, what);
   }
 
   const std::string name_;

@@ -72,7 +72,7 @@ constexpr std::array kModels = {Shapes{"laguna-s-2.1", kLagunaS, "num_experts", 
                                 Shapes{"laguna-xs.2", kLagunaXs, "num_experts", 64},
                                 Shapes{"glm-5.3-flash", kGlmFlash, "n_routed_experts", 0}};
 
-// "NAME=N" with N from 1 to `high`.
+// "NAME=N" with N from `low` to `high`.
 std::optional<int64_t> value_of(std::string_view option, std::string_view name, int64_t low, int64_t high) {
   if (!option.starts_with(name) || option.substr(name.size(), 1) != "=") return std::nullopt;
   const std::string_view digits = option.substr(name.size() + 1);
@@ -85,11 +85,11 @@ std::optional<int64_t> value_of(std::string_view option, std::string_view name, 
 
 std::vector<std::string_view> split(std::string_view text, char by) {
   std::vector<std::string_view> parts;
-  for (size_t end = 0; end != std::string_view::npos; text.remove_prefix(end + 1)) {
-    end = text.find(by);
+  for (size_t end = text.find(by); end != std::string_view::npos; end = text.find(by)) {
     parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) break;
+    text.remove_prefix(end + 1);
   }
+  parts.push_back(text);
   return parts;
 }
 
@@ -100,8 +100,8 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
   const std::vector<std::string_view> parts = split(model, ':');
   const auto* shapes = std::ranges::find_if(kModels, [&](const Shapes& s) { return s.name == parts[1]; });
   if (shapes == kModels.end()) {
-    std::vector<std::string_view> names;
-    for (const Shapes& s : kModels) names.push_back(s.name);
+    std::array<std::string_view, kModels.size()> names;
+    std::ranges::transform(kModels, names.begin(), &Shapes::name);
     return user_error("model '{}': there are {}{}, each with :layers=N and :experts=N", model,
                       kSyntheticPrefix, fmt::join(names, std::string(", ") + kSyntheticPrefix));
   }
