@@ -1,6 +1,7 @@
 #include "model/decoder.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/numbers.h"
 #include "model/ffn.h"
@@ -54,6 +55,11 @@ Result<std::unique_ptr<Decoder>> Decoder::create(Ops& ops, ModelSpec spec, Model
       ActivationMemory::allocate(ops.memory(), spec, options.max_rows, options.max_logit_rows));
   return std::unique_ptr<Decoder>(
       new Decoder(ops, std::move(spec), std::move(weights), options, std::move(kv), std::move(activations)));
+}
+
+uint64_t Decoder::next_id() {
+  static std::atomic<uint64_t> next{0};
+  return next++;
 }
 
 Decoder::Decoder(Ops& ops, ModelSpec spec, ModelWeights weights, const DecoderOptions& options, KvCache kv,
@@ -134,7 +140,7 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
     head(step);
   };
   if (trace == nullptr && rows <= kRepeatedRows) {
-    ops_.repeat(static_cast<uint64_t>(rows) << 32 | static_cast<uint64_t>(logit_rows), run);
+    ops_.repeat(id_ << 32 | static_cast<uint64_t>(rows) << 16 | static_cast<uint64_t>(logit_rows), run);
   } else {
     run();
   }

@@ -61,6 +61,9 @@ class Decoder {
   template <class Run>
   void sublayer(Step& step, const float* norm, const HyperWeights& hyper, Run run);
 
+  static uint64_t next_id();
+
+  const uint64_t id_ = next_id();  // what repeats is this decoder's, not another's on the same backend
   Ops& ops_;
   ModelSpec spec_;
   ModelWeights weights_;
