@@ -90,6 +90,8 @@ class CudaOps final : public Ops {
         Buffer::allocate(memory_, cuda::tile_bytes(placed.format, placed.n, placed.k), "weights"));
     NIBBLE_RETURN_IF_ERROR(upload_all({&placed}, staging_));
     cuda::check(cuda::make_tiles(placed, tiles.as<uint8_t>(), stream()), "weights: tiles");
+    // tile_linear reads weights before it waits for the kernel before it.
+    cuda::check(cudaStreamSynchronize(stream()), "weights: tiles");
     placed.codes = tiles.as<uint8_t>();
     placed.scales = nullptr;
     placed.tiled = true;
