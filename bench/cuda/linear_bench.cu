@@ -7,19 +7,11 @@
 #include <cstdlib>
 #include <vector>
 
+#include "bench.cuh"
 #include "ops/cuda/tile_linear.h"
 
 using namespace nibble;
 using namespace nibble::cuda;
-
-#define CHECK(call)                                                                          \
-  do {                                                                                       \
-    cudaError_t error_ = (call);                                                             \
-    if (error_ != cudaSuccess) {                                                             \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                          \
-    }                                                                                        \
-  } while (0)
 
 __global__ void fill(uint32_t* p, int64_t n, uint32_t seed) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
@@ -42,33 +34,6 @@ __global__ void __launch_bounds__(512) read_all(const uint4* from, int64_t count
   if (sum == 0x12345678) *sink = sum;
 }
 
-cudaStream_t stream;
-
-template <class Work>
-double time_us(int count, Work work) {
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < count; ++i) work(i);
-  CHECK(cudaStreamEndCapture(stream, &graph));
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  std::vector<double> times;
-  for (int run = 0; run < 15; ++run) {
-    CHECK(cudaEventRecord(begin, stream));
-    CHECK(cudaGraphLaunch(exec, stream));
-    CHECK(cudaEventRecord(end, stream));
-    CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (run >= 5) times.push_back(ms * 1000.0 / count);
-  }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 int main() {
   cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) return std::printf("skipped: no GPU\n"), 0;
@@ -84,10 +49,10 @@ int main() {
   fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(weights), kBytes / 4, 1);
   fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(x), 64 * 16384, 2);
   CHECK(cudaDeviceSynchronize());
-  const double read = time_us(1, [&](int) {
-    read_all<<<p.multiProcessorCount * 2, 512, 0, stream>>>(reinterpret_cast<uint4*>(weights), kBytes / 16,
-                                                            reinterpret_cast<uint32_t*>(out));
-  });
+  const double read = time_us(1, true, [&](int) {
+                        read_all<<<p.multiProcessorCount * 2, 512, 0, stream>>>(
+                            reinterpret_cast<uint4*>(weights), kBytes / 16, reinterpret_cast<uint32_t*>(out));
+                      }).median;
   const double ceiling = kBytes / read / 1e3;
   std::printf("%s, read ceiling %.0f GB/s\n", p.name, ceiling);
   struct Shape {
@@ -106,15 +71,16 @@ int main() {
     for (int64_t n : shape.n) bytes += tile_bytes(MatrixFormat::kBF16, n, shape.k);
     const int sets = static_cast<int>(std::min<int64_t>(kBytes / bytes, 40));
     for (int64_t rows : {1, 2, 4, 8, 16, 32, 64}) {
-      const double us = time_us(sets, [&](int i) {
-        TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
-        const uint8_t* at = weights + i * bytes;
-        for (int64_t n : shape.n) {
-          args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
-          at += tile_bytes(MatrixFormat::kBF16, n, shape.k);
-        }
-        CHECK(tile_linear(MatrixFormat::kBF16, args, stream));
-      });
+      const double us =
+          time_us(sets, true, [&](int i) {
+            TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
+            const uint8_t* at = weights + i * bytes;
+            for (int64_t n : shape.n) {
+              args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
+              at += tile_bytes(MatrixFormat::kBF16, n, shape.k);
+            }
+            CHECK(tile_linear(MatrixFormat::kBF16, args, stream));
+          }).median;
       std::printf("%-16s %5d %9.1f %9.1f %8.0f %6.1f%%\n", shape.name, static_cast<int>(rows), bytes / 1e6,
                   us, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling);
     }

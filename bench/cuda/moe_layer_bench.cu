@@ -12,19 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "bench.cuh"
 #include "ops/cuda/moe_decode.h"
 
 using namespace nibble;
 using namespace nibble::cuda;
-
-#define CHECK(call)                                                                          \
-  do {                                                                                       \
-    cudaError_t error_ = (call);                                                             \
-    if (error_ != cudaSuccess) {                                                             \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                          \
-    }                                                                                        \
-  } while (0)
 
 template <class T>
 T* device(int64_t count) {
@@ -276,43 +268,6 @@ __global__ void __launch_bounds__(512)
   if (sum == 0x12345678) *sink = sum;
 }
 __global__ void nothing() {}
-
-cudaStream_t stream;
-
-struct Timing {
-  double median, low, high;
-};
-// Microseconds of `work(i)` for i = 0..count-1 in one graph (or launched one by one), per call.
-template <class Work>
-Timing time_us(int count, bool graph, Work work) {
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  cudaGraphExec_t exec = nullptr;
-  if (graph) {
-    cudaGraph_t g;
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < count; ++i) work(i);
-    CHECK(cudaStreamEndCapture(stream, &g));
-    CHECK(cudaGraphInstantiate(&exec, g, 0));
-  }
-  std::vector<double> times;
-  for (int run = 0; run < 15; ++run) {
-    CHECK(cudaEventRecord(begin, stream));
-    if (graph) {
-      CHECK(cudaGraphLaunch(exec, stream));
-    } else {
-      for (int i = 0; i < count; ++i) work(i);
-    }
-    CHECK(cudaEventRecord(end, stream));
-    CHECK(cudaEventSynchronize(end));
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, begin, end));
-    if (run >= 5) times.push_back(ms * 1000.0 / count);
-  }
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), times.back()};
-}
 
 int main(int argc, char** argv) {
   const bool checks = argc < 2 || std::strstr(argv[1], "c") != nullptr;

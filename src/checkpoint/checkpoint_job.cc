@@ -297,6 +297,14 @@ std::vector<JobShard> ShardBuilder::finish() && {
   return std::move(shards_);
 }
 
+int64_t output_bytes(const std::vector<JobShard>& shards) {
+  int64_t bytes = 0;
+  for (const JobShard& shard : shards) {
+    for (const TensorInfo& tensor : shard.tensors) bytes += tensor.bytes;
+  }
+  return bytes;
+}
+
 Result<int64_t> run_checkpoint_job(const CheckpointJob& job) {
   NIBBLE_CHECK(job.threads >= 1);
   return JobRunner(job).run();

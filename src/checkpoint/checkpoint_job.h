@@ -71,6 +71,9 @@ class ShardBuilder {
 // later run goes on from.
 Result<int64_t> run_checkpoint_job(const CheckpointJob& job);
 
+// Of all tensors.
+int64_t output_bytes(const std::vector<JobShard>& shards);
+
 // An error where DST is the source (a file or a directory) or lies inside of it.
 Status check_apart(const std::string& source, const std::string& destination);
 // model.safetensors, or model-00002-of-00005.safetensors.

@@ -179,9 +179,7 @@ Result<ConvertSummary> convert_compressed_tensors(const FileSystem& files, const
          .threads = options.threads,
          .progress = options.progress};
   summary.shards = std::ssize(job.shards);
-  for (const JobShard& shard : job.shards) {
-    for (const TensorInfo& tensor : shard.tensors) summary.output_bytes += tensor.bytes;
-  }
+  summary.output_bytes = output_bytes(job.shards);
   NIBBLE_ASSIGN_OR_RETURN(summary.resumed_shards, run_checkpoint_job(job));
   return summary;
 }

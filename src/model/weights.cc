@@ -28,7 +28,7 @@ class Loader {
       return user_error("a model without routed experts ({}) has nothing for W4A4", spec_.family);
     }
     if (arithmetic_.w4a4 && !ops_.does_w4a4()) {
-      return user_error("device '{}' does no W4A4 yet; cpu and reference do", ops_.name());
+      return user_error("device '{}' does W4A4 with --tensor-cores off alone", ops_.name());
     }
     NIBBLE_RETURN_IF_ERROR(
         matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding, MatrixUse::kEmbedding));

@@ -35,12 +35,6 @@ struct Workspace {
   int64_t bytes;
 };
 
-// Where column k of a row of operands stands: of each 128 columns, the first eight of every 32, then the
-// second ..., so that the four lanes that share a row load 64 neighbouring bytes at a time.
-__device__ inline int operand_place(int k) {
-  return (k & ~127) + (k % 32 / 8) * 32 + (k % 128 / 32) * 8 + k % 8;
-}
-
 __host__ __device__ inline int max_blocks(int experts, int rows) {
   return rows / kMaxRows + (rows < experts ? rows : experts);
 }
@@ -137,11 +131,6 @@ cudaError_t repack(DiskMatrix first, DiskMatrix second, bool down, int n, int k,
 
 // ---- grouping
 
-__device__ inline void split(float value, __nv_bfloat16& high, __nv_bfloat16& low) {
-  high = __float2bfloat16_rn(value);
-  low = __float2bfloat16_rn(value - __bfloat162float(high));
-}
-
 // Block 0: rows in the stable order of (expert, token), cut into row blocks; counters to zero. The others:
 // the two parts of x.
 __global__ void __launch_bounds__(1024) group_rows(MoeDecodeArgs a) {
@@ -157,7 +146,7 @@ __global__ void __launch_bounds__(1024) group_rows(MoeDecodeArgs a) {
          id += step) {
       const int64_t t = id / d;
       const int c = static_cast<int>(id % d);
-      __nv_bfloat16* to = w.x + t * 2 * d + operand_place(c);
+      __nv_bfloat16* to = w.x + t * 2 * d + operand_place<32>(c);
       split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, to[0], to[d]);
     }
     return;
@@ -473,7 +462,8 @@ __device__ inline void run_task(const MoeDecodeArgs& a, const Workspace& w, cons
           if (expert.up_bias != nullptr) up += expert.up_bias[column];
         }
         if (row < block.count) {
-          __nv_bfloat16* to = w.h + static_cast<int64_t>(block.first + row) * 2 * i + operand_place(column);
+          __nv_bfloat16* to =
+              w.h + static_cast<int64_t>(block.first + row) * 2 * i + operand_place<32>(column);
           split(column < s.width ? activated(a.activation, gate, up) : 0.0f, to[0], to[i]);
         }
       }

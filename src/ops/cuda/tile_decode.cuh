@@ -32,6 +32,21 @@ __device__ inline uint32_t scale_pair(uint32_t scales, int part) {
   }
 }
 
+// The two bfloat16 numbers that a float goes in as the sum of.
+__device__ inline void split(float value, __nv_bfloat16& high, __nv_bfloat16& low) {
+  high = __float2bfloat16_rn(value);
+  low = __float2bfloat16_rn(value - __bfloat162float(high));
+}
+
+// Where column c of a row of operands stands, of chunks in which a lane has kOfLane columns: of every lane's
+// columns the first eight, then the second ..., so that the four lanes that share a row load 64 neighbouring
+// bytes at a time.
+template <int kOfLane>
+__device__ inline int operand_place(int c) {
+  constexpr int kChunk = 4 * kOfLane;
+  return c / kChunk * kChunk + c % kOfLane / 8 * 32 + c % kChunk / kOfLane * 8 + c % 8;
+}
+
 // The first or (low_part: all ones) the second of the two bfloat16 numbers that each of two floats is the sum
 // of.
 __device__ inline uint32_t part_of(float x, float y, uint32_t low_part) {

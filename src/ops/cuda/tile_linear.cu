@@ -68,14 +68,6 @@ __device__ inline void load_rows(const float* row, int column, int k, bool vecto
   }
 }
 
-// Where column c of a row of operands stands among those of its chunk: of every lane's columns the first
-// eight, then the second ..., so that the lanes that share a row load 64 neighbouring bytes at a time.
-template <Kind kKind>
-__device__ inline int operand_place(int c) {
-  constexpr int kOfLane = 16 * Tiles<kKind>::kParts;
-  return c % kOfLane / 8 * 32 + c / kOfLane * 8 + c % 8;
-}
-
 // The two parts of x: [rows, 2, K'], K' rounded up to 128.
 template <Kind kKind>
 __global__ void split_rows(const float* x, int64_t x_stride, int k, __nv_bfloat16* to) {
@@ -84,12 +76,8 @@ __global__ void split_rows(const float* x, int64_t x_stride, int k, __nv_bfloat1
   const int64_t row = blockIdx.x;
   const int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   if (c >= columns) return;
-  constexpr int kColumns = Tiles<kKind>::kColumns;
-  const float value = c < k ? x[row * x_stride + c] : 0.0f;
-  const __nv_bfloat16 high = __float2bfloat16_rn(value);
-  __nv_bfloat16* at = to + row * 2 * columns + c / kColumns * kColumns + operand_place<kKind>(c % kColumns);
-  at[0] = high;
-  at[columns] = __float2bfloat16_rn(value - __bfloat162float(high));
+  __nv_bfloat16* at = to + row * 2 * columns + operand_place<16 * Tiles<kKind>::kParts>(c);
+  split(c < k ? x[row * x_stride + c] : 0.0f, at[0], at[columns]);
 }
 
 __device__ inline void load_split(const __nv_bfloat16* at, uint32_t (&b)[8]) {
@@ -173,11 +161,17 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   const int all = (static_cast<int>(p.k) + T::kColumns - 1) / T::kColumns;
   const int first = warp * all / kWarps, chunks = (warp + 1) * all / kWarps - first;
   // A task is 32 weight rows of one matrix and kTokens rows of x; neighbours share the weights.
-  auto tiles_of = [&](int task) {
+  struct Place {
+    const TileProduct& product;
+    int pair;  // of tiles of that matrix
+  };
+  auto place_of = [&](int task) -> Place {
     int pair = task / passes, i = 0;
-    for (; pair >= static_cast<int>((p.products[i].n + kTaskRows - 1) / kTaskRows); ++i)
-      pair -= static_cast<int>((p.products[i].n + kTaskRows - 1) / kTaskRows);
-    return p.products[i].tiles + (static_cast<int64_t>(pair) * all + first) * T::kBytes;
+    for (;; ++i) {
+      const int pairs = static_cast<int>((p.products[i].n + kTaskRows - 1) / kTaskRows);
+      if (pair < pairs) return {p.products[i], pair};
+      pair -= pairs;
+    }
   };
   const uint64_t policy = evict_first_policy();
   int next_task = blockIdx.x, left = 0, stage = 0;
@@ -186,7 +180,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   auto feed = [&](int at) {
     if (left == 0) {
       if (next_task >= tasks || chunks == 0) return;
-      from = tiles_of(next_task);
+      const Place next = place_of(next_task);
+      from = next.product.tiles + (static_cast<int64_t>(next.pair) * all + first) * T::kBytes;
       left = chunks;
       next_task += static_cast<int>(gridDim.x);
     }
@@ -266,10 +261,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       sums_shared[(warp * kValues + v) * 32 + lane] = s[0] + s[1];
     }
     __syncthreads();
-    int pair = task / passes, i = 0;
-    for (; pair >= static_cast<int>((p.products[i].n + kTaskRows - 1) / kTaskRows); ++i)
-      pair -= static_cast<int>((p.products[i].n + kTaskRows - 1) / kTaskRows);
-    const TileProduct& product = p.products[i];
+    const auto [product, pair] = place_of(task);
     for (int id = static_cast<int>(threadIdx.x); id < kValues * 32; id += kWarps * 32) {
       // Threads beside each other have weight rows beside each other.
       const int r = id % kTaskRows, token = id / kTaskRows;
