@@ -2,8 +2,7 @@
 //
 // What a (row, head) looks at is cut into pieces of kPiece indices, at multiples of kPiece: an index is a
 // position, or a place in the row's list of chosen positions. Each piece gives its largest score, its sum of
-// exp(score - largest) and its sum of values (piece_kernel, a block a piece); pieces join in their order
-// (join_kernel):
+// exp(score - largest) and its sum of values; the block that ends last joins the pieces in their order:
 //   top' = max(top, piece top); sum' = sum * e^(top - top') + piece sum * e^(piece top - top'); values alike.
 // So the result depends on the row's own positions alone. Bytes: keys and values once a (row, head); heads
 // that share them find them in L2.
@@ -19,7 +18,8 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kThreads = 128, kPiece = 256;
+constexpr int kThreads = 256, kWarps = kThreads / kWarp, kPiece = 256;
+constexpr int kColumns = 4 * kWarp;      // that a warp reads at a time
 constexpr int64_t kEnoughBlocks = 4096;  // for any GPU; with more rows, a block takes several pieces
 
 struct Attend {
@@ -31,10 +31,13 @@ struct Attend {
   int64_t window = 0;
   float scale = 1;
   const float* sinks = nullptr;
+  OutputGate gate_kind = OutputGate::kNone;
+  Rows<const float> gate;
   Rows<float> out;
   int64_t heads = 0;
   float* pieces = nullptr;  // [T, H, most_pieces, 2 + value width]: top, sum, values
   int64_t most_pieces = 0;
+  uint32_t* arrived = nullptr;  // [T, H] blocks that are done; zero between launches
 };
 
 // The indices [begin, end) that row t looks at.
@@ -48,96 +51,150 @@ __device__ Range range_of(const Attend& p, int64_t t) {
 }
 __device__ int64_t value_width(const KvView& kv) { return kv.value_dim > 0 ? kv.value_dim : kv.head_dim; }
 
-// q . key over the warp: lane l takes columns 4l to 4l + 3, and every 128 further.
-__device__ float dot(const float* s_q, const float* key, int64_t dim, unsigned lane) {
-  float sum = 0;
-  for (int64_t c = 4 * lane; c < dim; c += 4 * kWarp) {
-    if (c + 4 <= dim && reinterpret_cast<uintptr_t>(key + c) % 16 == 0) {
-      const float4 four = *reinterpret_cast<const float4*>(key + c);
-      sum = fmaf(s_q[c], four.x, sum);
-      sum = fmaf(s_q[c + 1], four.y, sum);
-      sum = fmaf(s_q[c + 2], four.z, sum);
-      sum = fmaf(s_q[c + 3], four.w, sum);
-    } else {
-      for (int64_t i = c; i < dim && i < c + 4; ++i) sum = fmaf(s_q[i], key[i], sum);
-    }
-  }
-  return warp_sum(sum);
+__device__ float4 load4(const float* row, int64_t c, int64_t cols) {
+  if (c + 4 <= cols && reinterpret_cast<uintptr_t>(row + c) % 16 == 0)
+    return *reinterpret_cast<const float4*>(row + c);
+  float4 four = {0, 0, 0, 0};
+  if (c < cols) four.x = row[c];
+  if (c + 1 < cols) four.y = row[c + 1];
+  if (c + 2 < cols) four.z = row[c + 2];
+  if (c + 3 < cols) four.w = row[c + 3];
+  return four;
 }
 
-__global__ void __launch_bounds__(kThreads) piece_kernel(Attend p) {
-  __shared__ float s_q[kMaxHeadDim], s_weights[kPiece], s_warps[kWarp];
-  __shared__ int64_t s_tokens[kPiece];
-  after_kernel_before();
-  const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
-  const int64_t dim = p.kv.head_dim, width = value_width(p.kv), g = h / (p.heads / p.kv.kv_heads);
-  const int32_t slot = p.rows.slots_T[t];
-  const int32_t* chosen = p.chosen.data + t * p.chosen.stride;
-  const Range range = range_of(p, t);
-  const int64_t first_piece = range.begin / kPiece;
-  const unsigned thread = threadIdx.x, lane = thread % kWarp, warp = thread / kWarp;
-  const float* q = p.q.data + t * p.q.stride + h * dim;
-  for (int64_t c = thread; c < dim; c += kThreads) s_q[c] = q[c];
-
-  for (int64_t piece = blockIdx.y; (first_piece + piece) * kPiece < range.end; piece += gridDim.y) {
-    const int64_t at = (first_piece + piece) * kPiece, from = at < range.begin ? range.begin : at;
-    const auto count = static_cast<int>((at + kPiece < range.end ? at + kPiece : range.end) - from);
-    __syncthreads();  // the piece before is done with s_tokens and s_weights; s_q stands
-    for (int i = static_cast<int>(thread); i < count; i += kThreads)
-      s_tokens[i] = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
-    __syncthreads();
-    for (int i = static_cast<int>(warp); i < count; i += kThreads / kWarp) {
-      const float score = dot(s_q, p.kv.keys + s_tokens[i] * dim, dim, lane) * p.scale;
-      if (lane == 0) s_weights[i] = score;
-    }
-    __syncthreads();
-    float top = -INFINITY;
-    for (int i = static_cast<int>(thread); i < count; i += kThreads) top = fmaxf(top, s_weights[i]);
-    top = block_max(top, s_warps);
-    float sum = 0;
-    for (int i = static_cast<int>(thread); i < count; i += kThreads) {
-      const float weight = expf(s_weights[i] - top);
-      s_weights[i] = weight;
-      sum += weight;
-    }
-    sum = block_sum(sum, s_warps);  // and every weight stands
-    float* out = p.pieces + (int64_t{blockIdx.x} * p.most_pieces + piece) * (2 + width);
-    if (thread == 0) out[0] = top, out[1] = sum;
-    for (int64_t c = thread; c < width; c += kThreads) {
-      // Four sums, so that four loads are on their way at once.
-      float parts[4] = {};
-      for (int i = 0; i < count; i += 4) {
+// The scores of `count` positions, four at a time of a warp so that their loads are on their way together:
+// lane l takes columns 4l to 4l + 3, and every kColumns further.
+__device__ void score(const Attend& p, const float* s_q, const int64_t* s_tokens, int count,
+                      float* s_scores) {
+  const int64_t dim = p.kv.head_dim;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int first = static_cast<int>(warp) * 4; first < count; first += kWarps * 4) {
+    float sums[4] = {};
+    for (int64_t c = 4 * lane; c < dim; c += kColumns) {
+      float4 keys[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (i + j < count)
-            parts[j] = fmaf(s_weights[i + j], p.kv.values[s_tokens[i + j] * width + c], parts[j]);
-        }
+      for (int j = 0; j < 4; ++j)
+        keys[j] = load4(p.kv.keys + s_tokens[min(first + j, count - 1)] * dim, c, dim);
+      const float4 q = *reinterpret_cast<const float4*>(s_q + c);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sums[j] = fmaf(q.x, keys[j].x, sums[j]);
+        sums[j] = fmaf(q.y, keys[j].y, sums[j]);
+        sums[j] = fmaf(q.z, keys[j].z, sums[j]);
+        sums[j] = fmaf(q.w, keys[j].w, sums[j]);
       }
-      out[2 + c] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float sum = warp_sum(sums[j]);
+      if (lane == 0 && first + j < count) s_scores[first + j] = sum * p.scale;
     }
   }
 }
 
-__global__ void __launch_bounds__(kThreads) join_kernel(Attend p) {
-  after_kernel_before();
-  const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads, width = value_width(p.kv);
-  const Range range = range_of(p, t);
-  const int64_t count = (range.end + kPiece - 1) / kPiece - range.begin / kPiece;
-  const float* pieces = p.pieces + int64_t{blockIdx.x} * p.most_pieces * (2 + width);
+// out[c] = sum over the positions of weight * value: a warp takes every kWarps-th position; then the warps'
+// sums in their order.
+__device__ void sum_values(const Attend& p, const float* s_weights, const int64_t* s_tokens, int count,
+                           int64_t width, float (*s_sums)[kColumns], float* out) {
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int64_t begin = 0; begin < width; begin += kColumns) {
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int i = static_cast<int>(warp); i < count; i += kWarps) {
+      const float4 value = load4(p.kv.values + s_tokens[i] * width, begin + 4 * lane, width);
+      const float weight = s_weights[i];
+      sum.x = fmaf(weight, value.x, sum.x);
+      sum.y = fmaf(weight, value.y, sum.y);
+      sum.z = fmaf(weight, value.z, sum.z);
+      sum.w = fmaf(weight, value.w, sum.w);
+    }
+    *reinterpret_cast<float4*>(&s_sums[warp][4 * lane]) = sum;
+    __syncthreads();
+    const int64_t c = begin + threadIdx.x;
+    if (threadIdx.x < kColumns && c < width) {
+      float total = 0;
+      for (int w = 0; w < kWarps; ++w) total += s_sums[w][threadIdx.x];
+      out[c] = total;
+    }
+    __syncthreads();
+  }
+}
+
+// The pieces of (t, h) in their order, the sink and the gate.
+__device__ void join(const Attend& p, int64_t t, int64_t h, int64_t count, int64_t width) {
+  const float* pieces = p.pieces + (t * p.heads + h) * p.most_pieces * (2 + width);
+  const float* gate = p.gate.data + t * p.gate.stride;
   for (int64_t c = threadIdx.x; c < width; c += kThreads) {
     float top = p.sinks != nullptr ? p.sinks[h] : -INFINITY;
     float sum = p.sinks != nullptr ? 1.0f : 0.0f;  // the sink itself
     float value = 0;
     for (int64_t i = 0; i < count; ++i) {
       const float* piece = pieces + i * (2 + width);
-      const float next_top = fmaxf(top, piece[0]);
-      const float keep = expf(top - next_top), take = expf(piece[0] - next_top);
-      sum = sum * keep + piece[1] * take;
-      value = value * keep + piece[2 + c] * take;
+      const float piece_top = __ldcg(piece), piece_sum = __ldcg(piece + 1);
+      const float next_top = fmaxf(top, piece_top);
+      const float keep = expf(top - next_top), take = expf(piece_top - next_top);
+      sum = sum * keep + piece_sum * take;
+      value = value * keep + __ldcg(piece + 2 + c) * take;
       top = next_top;
     }
-    p.out.data[t * p.out.stride + h * width + c] = value / sum;
+    value /= sum;
+    if (p.gate_kind == OutputGate::kSigmoidElement) {
+      value *= sigmoid(gate[h * width + c]);
+    } else if (p.gate_kind != OutputGate::kNone) {
+      value *= softplus(gate[p.gate_kind == OutputGate::kSoftplusHead ? h : h * width + c]);
+    }
+    p.out.data[t * p.out.stride + h * width + c] = value;
   }
+}
+
+__global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
+  __shared__ __align__(16) float s_q[kMaxHeadDim], s_sums[kWarps][kColumns];
+  __shared__ float s_weights[kPiece], s_warps[kWarps];
+  __shared__ int64_t s_tokens[kPiece];
+  __shared__ bool s_is_last;
+  after_kernel_before();
+  const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
+  const int64_t dim = p.kv.head_dim, width = value_width(p.kv), g = h / (p.heads / p.kv.kv_heads);
+  const int32_t slot = p.rows.slots_T[t];
+  const int32_t* chosen = p.chosen.data + t * p.chosen.stride;
+  const Range range = range_of(p, t);
+  const int64_t first_piece = range.begin / kPiece, pieces = (range.end + kPiece - 1) / kPiece - first_piece;
+  const unsigned thread = threadIdx.x;
+  if (blockIdx.y > 0 && blockIdx.y >= pieces) return;
+  const float* q = p.q.data + t * p.q.stride + h * dim;
+  for (int64_t c = thread; c < (dim + 3) / 4 * 4; c += kThreads) s_q[c] = c < dim ? q[c] : 0.0f;
+
+  for (int64_t piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
+    const int64_t at = (first_piece + piece) * kPiece, from = at < range.begin ? range.begin : at;
+    const auto count = static_cast<int>((at + kPiece < range.end ? at + kPiece : range.end) - from);
+    for (int i = static_cast<int>(thread); i < count; i += kThreads)
+      s_tokens[i] = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
+    __syncthreads();
+    score(p, s_q, s_tokens, count, s_weights);
+    __syncthreads();
+    static_assert(kThreads == kPiece);
+    const bool is_position = static_cast<int>(thread) < count;
+    const float top = block_max(is_position ? s_weights[thread] : -INFINITY, s_warps);
+    const float weight = is_position ? expf(s_weights[thread] - top) : 0.0f;
+    s_weights[thread] = weight;
+    const float sum = block_sum(weight, s_warps);  // and every weight stands
+    float* out = p.pieces + (int64_t{blockIdx.x} * p.most_pieces + piece) * (2 + width);
+    if (thread == 0) out[0] = top, out[1] = sum;
+    sum_values(p, s_weights, s_tokens, count, width, s_sums, out + 2);
+  }
+  // sum_values ends with a barrier: what the block wrote is ordered before the fence of its first thread.
+  const auto blocks = static_cast<uint32_t>(pieces < gridDim.y ? pieces : gridDim.y);
+  if (blocks > 1) {
+    if (thread == 0) {
+      __threadfence();
+      s_is_last = atomicAdd(p.arrived + blockIdx.x, 1) == blocks - 1;
+      if (s_is_last) p.arrived[blockIdx.x] = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!s_is_last) return;
+  }
+  join(p, t, h, pieces, width);
 }
 
 // How many pieces a row can have: its visible or chosen indices may begin in the middle of one.
@@ -154,19 +211,22 @@ int64_t attend_row_scratch(const AttendArgs& args, const Selection* selection) {
 }
 
 void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection, float* scratch,
-            int64_t scratch_rows) {
+            int64_t scratch_rows, uint32_t* arrived) {
   NIBBLE_CHECK(args.kv.head_dim <= kMaxHeadDim && args.kv.value_width() <= kMaxHeadDim && scratch_rows > 0);
   Attend p{.kv = args.kv,
            .window = args.window,
            .scale = args.scale,
            .sinks = args.sinks_H,
+           .gate_kind = args.gate_kind,
            .heads = args.q.cols / args.kv.head_dim,
            .pieces = scratch,
-           .most_pieces = most_pieces(args, selection)};
+           .most_pieces = most_pieces(args, selection),
+           .arrived = arrived};
   for (int64_t first = 0; first < args.q.rows; first += scratch_rows) {
     const int64_t rows = std::min(scratch_rows, args.q.rows - first);
     p.q = args.q.slice(first, rows);
     p.out = args.out.slice(first, rows);
+    if (args.gate_kind != OutputGate::kNone) p.gate = args.gate.slice(first, rows);
     p.rows = {rows, args.rows.positions_T + first, args.rows.slots_T + first};
     if (selection != nullptr) {
       p.chosen = selection->positions.slice(first, rows);
@@ -174,9 +234,8 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
     }
     const int64_t blocks = rows * p.heads;
     const int64_t at_once = std::clamp<int64_t>(ceil_div(kEnoughBlocks, blocks), 1, p.most_pieces);
-    launch_early(piece_kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once)), kThreads,
+    launch_early(attend_kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once)), kThreads,
                  0, stream, p);
-    launch_early(join_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, p);
   }
   check_launch("attend", args.q.rows, p.heads, args.kv.head_dim);
 }

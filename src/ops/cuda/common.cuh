@@ -41,6 +41,19 @@ __device__ inline float block_max(float value, float* s_warps) {
   return block_combine(warp_max(value), s_warps, [](float a, float b) { return fmaxf(a, b); });
 }
 
+// How many threads norm a row: so many at least that they add up at most 16 terms each of rows up to 8192.
+inline constexpr int kWideNormThreads = 512;
+__host__ __device__ inline int norm_threads(int64_t cols) {
+  return cols <= 256 ? 32 : cols <= 1024 ? 128 : kWideNormThreads;
+}
+// The factor that rms_norm gives a row, by a block of norm_threads(cols): in a fixed order, whichever kernel
+// does it.
+__device__ inline float rms_factor(const float* row, int64_t cols, float eps, float* s_warps) {
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) sum = fmaf(row[i], row[i], sum);
+  return 1.0f / sqrtf(block_sum(sum, s_warps) / static_cast<float>(cols) + eps);
+}
+
 // Through float64, so that the result is the rounded one: the host's float functions are within a unit of it.
 // For operations with few of them; attention takes expf.
 __device__ inline float exp_exactly(float x) { return static_cast<float>(exp(static_cast<double>(x))); }
