@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp, kPiece = 256;
 constexpr int kColumns = 4 * kWarp;      // that a warp reads at a time
+constexpr int kMostHeads = 8;            // of a block
 constexpr int64_t kEnoughBlocks = 4096;  // for any GPU; with more rows, a block takes several pieces
 
 struct Attend {
@@ -35,9 +36,11 @@ struct Attend {
   Rows<const float> gate;
   Rows<float> out;
   int64_t heads = 0;
+  int64_t chunks = 0;       // of the heads that share keys and values: blocks
+  int64_t chunk_heads = 0;  // heads of a chunk but for the last
   float* pieces = nullptr;  // [T, H, most_pieces, 2 + value width]: top, sum, values
   int64_t most_pieces = 0;
-  uint32_t* arrived = nullptr;  // [T, H] blocks that are done; zero between launches
+  uint32_t* arrived = nullptr;  // [T, G, chunks] blocks that are done; zero between launches
 };
 
 // The indices [begin, end) that row t looks at.
@@ -62,79 +65,144 @@ __device__ float4 load4(const float* row, int64_t c, int64_t cols) {
   return four;
 }
 
-// The scores of `count` positions, four at a time of a warp so that their loads are on their way together:
-// lane l takes columns 4l to 4l + 3, and every kColumns further.
-__device__ void score(const Attend& p, const float* s_q, const int64_t* s_tokens, int count,
-                      float* s_scores) {
+// A block's shared memory.
+template <int kHeads>
+struct Shared {
+  float* q;         // [kHeads, K], K rounded up to 4
+  float* weights;   // [kHeads, kPiece]
+  float* sums;      // [kWarps, kHeads, kColumns]
+  int64_t* tokens;  // [kPiece]
+  int64_t q_stride;
+
+  __device__ Shared(void* base, int64_t dim) : q_stride((dim + 3) / 4 * 4) {
+    tokens = static_cast<int64_t*>(base);
+    sums = reinterpret_cast<float*>(tokens + kPiece);
+    weights = sums + kWarps * kHeads * kColumns;
+    q = weights + kHeads * kPiece;
+  }
+  static int64_t bytes(int64_t dim) {
+    return kPiece * 8 + (kWarps * kHeads * kColumns + kHeads * kPiece + kHeads * ((dim + 3) / 4 * 4)) * 4;
+  }
+};
+
+// Four numbers of each lane summed over the warp: lanes 0, 8, 16 and 24 have the four sums.
+__device__ float sum_four(const float (&x)[4], unsigned lane) {
+  const bool upper = (lane & 16) != 0, odd = (lane & 8) != 0;
+  const float a = (upper ? x[2] : x[0]) + __shfl_xor_sync(kAllLanes, upper ? x[0] : x[2], 16);
+  const float b = (upper ? x[3] : x[1]) + __shfl_xor_sync(kAllLanes, upper ? x[1] : x[3], 16);
+  float sum = (odd ? b : a) + __shfl_xor_sync(kAllLanes, odd ? a : b, 8);
+  for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  return sum;
+}
+
+// The scores of a piece, four positions of a warp at a time, whose loads are on their way together: lane l
+// takes columns 4l to 4l + 3, and every kColumns further.
+template <int kHeads>
+__device__ void score(const Attend& p, const Shared<kHeads>& s, int heads, int count) {
   const int64_t dim = p.kv.head_dim;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int first = static_cast<int>(warp) * 4; first < count; first += kWarps * 4) {
-    float sums[4] = {};
+    float sums[kHeads][4] = {};
     for (int64_t c = 4 * lane; c < dim; c += kColumns) {
       float4 keys[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        keys[j] = load4(p.kv.keys + s_tokens[min(first + j, count - 1)] * dim, c, dim);
-      const float4 q = *reinterpret_cast<const float4*>(s_q + c);
+        keys[j] = load4(p.kv.keys + s.tokens[min(first + j, count - 1)] * dim, c, dim);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        sums[j] = fmaf(q.x, keys[j].x, sums[j]);
-        sums[j] = fmaf(q.y, keys[j].y, sums[j]);
-        sums[j] = fmaf(q.z, keys[j].z, sums[j]);
-        sums[j] = fmaf(q.w, keys[j].w, sums[j]);
+      for (int h = 0; h < kHeads; ++h) {
+        if (h >= heads) break;
+        const float4 q = *reinterpret_cast<const float4*>(s.q + h * s.q_stride + c);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          sums[h][j] = fmaf(q.x, keys[j].x, sums[h][j]);
+          sums[h][j] = fmaf(q.y, keys[j].y, sums[h][j]);
+          sums[h][j] = fmaf(q.z, keys[j].z, sums[h][j]);
+          sums[h][j] = fmaf(q.w, keys[j].w, sums[h][j]);
+        }
+      }
+    }
+    const int mine = first + static_cast<int>(lane / 8);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= heads) break;
+      const float sum = sum_four(sums[h], lane);
+      if (lane % 8 == 0 && mine < count) s.weights[h * kPiece + mine] = sum * p.scale;
+    }
+  }
+}
+
+// exp(score - the piece's largest) in place, and the piece's largest and sum: a warp a head.
+template <int kHeads>
+__device__ void weigh(const Shared<kHeads>& s, int heads, int count, float* pieces, int64_t head_stride) {
+  const int head = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  static_assert(kHeads <= kWarps);
+  if (head >= heads) return;
+  float* weights = s.weights + head * kPiece;
+  float top = -INFINITY, sum = 0;
+  for (int i = lane; i < count; i += kWarp) top = fmaxf(top, weights[i]);
+  top = warp_max(top);
+  for (int i = lane; i < count; i += kWarp) {
+    const float weight = expf(weights[i] - top);
+    weights[i] = weight;
+    sum += weight;
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) {
+    pieces[head * head_stride] = top;
+    pieces[head * head_stride + 1] = sum;
+  }
+}
+
+// The piece's sums of weight * value: a warp takes every kWarps-th position; then the warps' sums in their
+// order.
+template <int kHeads>
+__device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, int count, int64_t width,
+                           float* pieces, int64_t head_stride) {
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int64_t begin = 0; begin < width; begin += kColumns) {
+    float4 sums[kHeads] = {};
+#pragma unroll 4
+    for (int i = static_cast<int>(warp); i < count; i += kWarps) {
+      const float4 value = load4(p.kv.values + s.tokens[i] * width, begin + 4 * lane, width);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float weight = h < heads ? s.weights[h * kPiece + i] : 0.0f;
+        sums[h].x = fmaf(weight, value.x, sums[h].x);
+        sums[h].y = fmaf(weight, value.y, sums[h].y);
+        sums[h].z = fmaf(weight, value.z, sums[h].z);
+        sums[h].w = fmaf(weight, value.w, sums[h].w);
       }
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float sum = warp_sum(sums[j]);
-      if (lane == 0 && first + j < count) s_scores[first + j] = sum * p.scale;
-    }
-  }
-}
-
-// out[c] = sum over the positions of weight * value: a warp takes every kWarps-th position; then the warps'
-// sums in their order.
-__device__ void sum_values(const Attend& p, const float* s_weights, const int64_t* s_tokens, int count,
-                           int64_t width, float (*s_sums)[kColumns], float* out) {
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  for (int64_t begin = 0; begin < width; begin += kColumns) {
-    float4 sum = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int i = static_cast<int>(warp); i < count; i += kWarps) {
-      const float4 value = load4(p.kv.values + s_tokens[i] * width, begin + 4 * lane, width);
-      const float weight = s_weights[i];
-      sum.x = fmaf(weight, value.x, sum.x);
-      sum.y = fmaf(weight, value.y, sum.y);
-      sum.z = fmaf(weight, value.z, sum.z);
-      sum.w = fmaf(weight, value.w, sum.w);
-    }
-    *reinterpret_cast<float4*>(&s_sums[warp][4 * lane]) = sum;
+    for (int h = 0; h < kHeads; ++h)
+      *reinterpret_cast<float4*>(s.sums + (warp * kHeads + h) * kColumns + 4 * lane) = sums[h];
     __syncthreads();
-    const int64_t c = begin + threadIdx.x;
-    if (threadIdx.x < kColumns && c < width) {
+    for (int i = static_cast<int>(threadIdx.x); i < heads * kColumns; i += kThreads) {
+      const int64_t c = begin + i % kColumns;
       float total = 0;
-      for (int w = 0; w < kWarps; ++w) total += s_sums[w][threadIdx.x];
-      out[c] = total;
+      for (int w = 0; w < kWarps; ++w) total += s.sums[w * kHeads * kColumns + i];
+      if (c < width) pieces[i / kColumns * head_stride + 2 + c] = total;
     }
     __syncthreads();
   }
 }
 
-// The pieces of (t, h) in their order, the sink and the gate.
-__device__ void join(const Attend& p, int64_t t, int64_t h, int64_t count, int64_t width) {
-  const float* pieces = p.pieces + (t * p.heads + h) * p.most_pieces * (2 + width);
+// The pieces of each head in their order, the sink and the gate.
+__device__ void join(const Attend& p, int64_t t, int64_t first_head, int heads, int64_t count,
+                     int64_t width) {
   const float* gate = p.gate.data + t * p.gate.stride;
-  for (int64_t c = threadIdx.x; c < width; c += kThreads) {
+  for (int64_t i = threadIdx.x; i < heads * width; i += kThreads) {
+    const int64_t h = first_head + i / width, c = i % width;
+    const float* pieces = p.pieces + (t * p.heads + h) * p.most_pieces * (2 + width);
     float top = p.sinks != nullptr ? p.sinks[h] : -INFINITY;
     float sum = p.sinks != nullptr ? 1.0f : 0.0f;  // the sink itself
     float value = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const float* piece = pieces + i * (2 + width);
-      const float piece_top = __ldcg(piece), piece_sum = __ldcg(piece + 1);
+    for (int64_t piece = 0; piece < count; ++piece, pieces += 2 + width) {
+      const float piece_top = __ldcg(pieces), piece_sum = __ldcg(pieces + 1);
       const float next_top = fmaxf(top, piece_top);
       const float keep = expf(top - next_top), take = expf(piece_top - next_top);
       sum = sum * keep + piece_sum * take;
-      value = value * keep + __ldcg(piece + 2 + c) * take;
+      value = value * keep + __ldcg(pieces + 2 + c) * take;
       top = next_top;
     }
     value /= sum;
@@ -147,40 +215,42 @@ __device__ void join(const Attend& p, int64_t t, int64_t h, int64_t count, int64
   }
 }
 
+// A block: a chunk of the heads that share keys and values, of one row, and every gridDim.y-th piece.
+template <int kHeads>
 __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
-  __shared__ __align__(16) float s_q[kMaxHeadDim], s_sums[kWarps][kColumns];
-  __shared__ float s_weights[kPiece], s_warps[kWarps];
-  __shared__ int64_t s_tokens[kPiece];
+  extern __shared__ __align__(16) uint8_t shared[];
   __shared__ bool s_is_last;
   after_kernel_before();
-  const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
-  const int64_t dim = p.kv.head_dim, width = value_width(p.kv), g = h / (p.heads / p.kv.kv_heads);
+  const int64_t dim = p.kv.head_dim, width = value_width(p.kv), group = p.heads / p.kv.kv_heads;
+  const int64_t t = blockIdx.x / (p.kv.kv_heads * p.chunks), g = blockIdx.x / p.chunks % p.kv.kv_heads;
+  const int64_t in_group = blockIdx.x % p.chunks * p.chunk_heads, first_head = g * group + in_group;
+  const auto heads = static_cast<int>(group - in_group < p.chunk_heads ? group - in_group : p.chunk_heads);
   const int32_t slot = p.rows.slots_T[t];
   const int32_t* chosen = p.chosen.data + t * p.chosen.stride;
   const Range range = range_of(p, t);
   const int64_t first_piece = range.begin / kPiece, pieces = (range.end + kPiece - 1) / kPiece - first_piece;
-  const unsigned thread = threadIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
   if (blockIdx.y > 0 && blockIdx.y >= pieces) return;
-  const float* q = p.q.data + t * p.q.stride + h * dim;
-  for (int64_t c = thread; c < (dim + 3) / 4 * 4; c += kThreads) s_q[c] = c < dim ? q[c] : 0.0f;
+  const Shared<kHeads> s(shared, dim);
+  const float* q = p.q.data + t * p.q.stride + first_head * dim;
+  for (int64_t i = thread; i < heads * s.q_stride; i += kThreads) {
+    const int64_t h = i / s.q_stride, c = i % s.q_stride;
+    s.q[i] = c < dim ? q[h * dim + c] : 0.0f;
+  }
 
+  const int64_t head_stride = p.most_pieces * (2 + width);
   for (int64_t piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
     const int64_t at = (first_piece + piece) * kPiece, from = at < range.begin ? range.begin : at;
     const auto count = static_cast<int>((at + kPiece < range.end ? at + kPiece : range.end) - from);
-    for (int i = static_cast<int>(thread); i < count; i += kThreads)
-      s_tokens[i] = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
+    for (int i = thread; i < count; i += kThreads)
+      s.tokens[i] = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
     __syncthreads();
-    score(p, s_q, s_tokens, count, s_weights);
+    score(p, s, heads, count);
     __syncthreads();
-    static_assert(kThreads == kPiece);
-    const bool is_position = static_cast<int>(thread) < count;
-    const float top = block_max(is_position ? s_weights[thread] : -INFINITY, s_warps);
-    const float weight = is_position ? expf(s_weights[thread] - top) : 0.0f;
-    s_weights[thread] = weight;
-    const float sum = block_sum(weight, s_warps);  // and every weight stands
-    float* out = p.pieces + (int64_t{blockIdx.x} * p.most_pieces + piece) * (2 + width);
-    if (thread == 0) out[0] = top, out[1] = sum;
-    sum_values(p, s_weights, s_tokens, count, width, s_sums, out + 2);
+    float* out = p.pieces + ((t * p.heads + first_head) * p.most_pieces + piece) * (2 + width);
+    weigh(s, heads, count, out, head_stride);
+    __syncthreads();
+    sum_values(p, s, heads, count, width, out, head_stride);
   }
   // sum_values ends with a barrier: what the block wrote is ordered before the fence of its first thread.
   const auto blocks = static_cast<uint32_t>(pieces < gridDim.y ? pieces : gridDim.y);
@@ -194,7 +264,16 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
     __syncthreads();
     if (!s_is_last) return;
   }
-  join(p, t, h, pieces, width);
+  join(p, t, first_head, heads, pieces, width);
+}
+
+template <int kHeads>
+void launch(cudaStream_t stream, const Attend& p, dim3 grid) {
+  const int64_t shared = Shared<kHeads>::bytes(p.kv.head_dim);
+  check(cudaFuncSetAttribute(attend_kernel<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared)),
+        "attend");
+  launch_early(attend_kernel<kHeads>, grid, kThreads, static_cast<size_t>(shared), stream, p);
 }
 
 // How many pieces a row can have: its visible or chosen indices may begin in the middle of one.
@@ -213,12 +292,16 @@ int64_t attend_row_scratch(const AttendArgs& args, const Selection* selection) {
 void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection, float* scratch,
             int64_t scratch_rows, uint32_t* arrived) {
   NIBBLE_CHECK(args.kv.head_dim <= kMaxHeadDim && args.kv.value_width() <= kMaxHeadDim && scratch_rows > 0);
+  const int64_t heads = args.q.cols / args.kv.head_dim, group = heads / args.kv.kv_heads;
+  const int64_t chunks = ceil_div(group, kMostHeads);
   Attend p{.kv = args.kv,
            .window = args.window,
            .scale = args.scale,
            .sinks = args.sinks_H,
            .gate_kind = args.gate_kind,
-           .heads = args.q.cols / args.kv.head_dim,
+           .heads = heads,
+           .chunks = chunks,
+           .chunk_heads = ceil_div(group, chunks),
            .pieces = scratch,
            .most_pieces = most_pieces(args, selection),
            .arrived = arrived};
@@ -232,10 +315,16 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
       p.chosen = selection->positions.slice(first, rows);
       p.counts = selection->counts + first;
     }
-    const int64_t blocks = rows * p.heads;
+    const int64_t blocks = rows * args.kv.kv_heads * chunks;
     const int64_t at_once = std::clamp<int64_t>(ceil_div(kEnoughBlocks, blocks), 1, p.most_pieces);
-    launch_early(attend_kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once)), kThreads,
-                 0, stream, p);
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once));
+    if (p.chunk_heads == 1) {
+      launch<1>(stream, p, grid);
+    } else if (p.chunk_heads <= kMostHeads / 2) {
+      launch<kMostHeads / 2>(stream, p, grid);
+    } else {
+      launch<kMostHeads>(stream, p, grid);
+    }
   }
   check_launch("attend", args.q.rows, p.heads, args.kv.head_dim);
 }

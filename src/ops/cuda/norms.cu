@@ -14,7 +14,7 @@ __global__ void rms_norm_kernel(Rows<const float> x, const float* weight, float 
   const float* row = x.data + int64_t{blockIdx.x} * x.stride;
   float* out_row = out.data + int64_t{blockIdx.x} * out.stride;
   const float factor = rms_factor(row, x.cols, eps, s_warps);
-  for (int64_t i = threadIdx.x; i < x.cols; i += blockDim.x) out_row[i] = row[i] * factor * weight[i];
+  rms_scale(row, weight, factor, x.cols, out_row);
 }
 
 __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, const float* bias, float eps,

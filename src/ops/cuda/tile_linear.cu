@@ -147,16 +147,16 @@ __device__ void prepare_rows(const TileLinear& p, float* to, float* s_warps) {
   const int k = static_cast<int>(p.k), columns = (k + 127) / 128 * 128;
   for (int r = 0; r < p.rows; ++r, to += columns) {
     const float* x = p.x + r * p.x_stride;
-    const float factor = p.prepare == Prepare::kNorm ? rms_factor(x, k, p.eps, s_warps) : 0;
-    for (int c = static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32) {
-      float value = 0;
-      if (c < k) {
-        value = p.prepare == Prepare::kNorm ? x[c] * factor * p.norm[c]
-                                            : activated(p.activation, x[c], p.up[r * p.up_stride + c]);
-        if (p.prepare == Prepare::kNorm && blockIdx.x == 0) p.normed[r * p.normed_stride + c] = value;
-      }
-      to[c] = value;
+    if (p.prepare == Prepare::kNorm) {
+      const float factor = rms_factor(x, k, p.eps, s_warps);
+      rms_scale(x, p.norm, factor, k, to);
+      if (blockIdx.x == 0) rms_scale(x, p.norm, factor, k, p.normed + r * p.normed_stride);
+    } else {
+      const float* up = p.up + r * p.up_stride;
+      for (int c = static_cast<int>(threadIdx.x); c < k; c += kWarps * 32)
+        to[c] = activated(p.activation, x[c], up[c]);
     }
+    for (int c = k + static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32) to[c] = 0;
   }
   __syncthreads();
 }
@@ -213,6 +213,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   };
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) feed(i);  // weights do not wait for the kernel before
+  }
+  if (p.prepare == Prepare::kNorm) {
+    constexpr int kLine = 128 / sizeof(float);
+    for (int c = static_cast<int>(threadIdx.x) * kLine; c < p.k; c += kWarps * 32 * kLine)
+      prefetch(p.norm + c);
   }
   dependency_wait();
   dependency_launch();
