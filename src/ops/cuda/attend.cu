@@ -35,9 +35,9 @@ struct Attend {
   OutputGate gate_kind = OutputGate::kNone;
   Rows<const float> gate;
   Rows<float> out;
-  int64_t heads = 0;
-  int64_t chunks = 0;       // of the heads that share keys and values: blocks
-  int64_t chunk_heads = 0;  // heads of a chunk but for the last
+  int heads = 0;
+  int chunks = 0;           // of the heads that share keys and values: blocks
+  int chunk_heads = 0;      // heads of a chunk but for the last
   float* pieces = nullptr;  // [T, H, most_pieces, 2 + value width]: top, sum, values
   int64_t most_pieces = 0;
   uint32_t* arrived = nullptr;  // [T, G, chunks] blocks that are done; zero between launches
@@ -45,12 +45,12 @@ struct Attend {
 
 // The indices [begin, end) that row t looks at.
 struct Range {
-  int64_t begin = 0, end = 0;
+  int begin = 0, end = 0;
 };
 __device__ Range range_of(const Attend& p, int64_t t) {
   if (p.counts != nullptr) return {0, p.counts[t]};
-  const int64_t end = p.rows.positions_T[t] + int64_t{1};
-  return {p.window > 0 && end > p.window ? end - p.window : 0, end};
+  const int end = p.rows.positions_T[t] + 1;
+  return {p.window > 0 && end > p.window ? end - static_cast<int>(p.window) : 0, end};
 }
 __device__ int64_t value_width(const KvView& kv) { return kv.value_dim > 0 ? kv.value_dim : kv.head_dim; }
 
@@ -72,9 +72,9 @@ struct Shared {
   float* weights;   // [kHeads, kPiece]
   float* sums;      // [kWarps, kHeads, kColumns]
   int64_t* tokens;  // [kPiece]
-  int64_t q_stride;
+  int q_stride;
 
-  __device__ Shared(void* base, int64_t dim) : q_stride((dim + 3) / 4 * 4) {
+  __device__ Shared(void* base, int64_t dim) : q_stride(static_cast<int>(dim + 3) / 4 * 4) {
     tokens = static_cast<int64_t*>(base);
     sums = reinterpret_cast<float*>(tokens + kPiece);
     weights = sums + kWarps * kHeads * kColumns;
@@ -187,17 +187,24 @@ __device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, 
   }
 }
 
-// The pieces of each head in their order, the sink and the gate.
-__device__ void join(const Attend& p, int64_t t, int64_t first_head, int heads, int64_t count,
-                     int64_t width) {
+// The factor that a gate gives to column c of head h.
+__device__ float gate_factor(const Attend& p, int64_t t, int h, int64_t c, int64_t width) {
   const float* gate = p.gate.data + t * p.gate.stride;
-  for (int64_t i = threadIdx.x; i < heads * width; i += kThreads) {
-    const int64_t h = first_head + i / width, c = i % width;
+  const float g = gate[p.gate_kind == OutputGate::kSoftplusHead ? h : h * width + c];
+  return p.gate_kind == OutputGate::kSigmoidElement ? sigmoid(g) : softplus(g);
+}
+
+// The pieces of each head in their order, the sink and the gate; s_gates: of the heads, where they have one
+// each.
+__device__ void join(const Attend& p, int64_t t, int first_head, int heads, int count, int width,
+                     const float* s_gates) {
+  for (int i = static_cast<int>(threadIdx.x); i < heads * width; i += kThreads) {
+    const int h = first_head + i / width, c = i % width;
     const float* pieces = p.pieces + (t * p.heads + h) * p.most_pieces * (2 + width);
     float top = p.sinks != nullptr ? p.sinks[h] : -INFINITY;
     float sum = p.sinks != nullptr ? 1.0f : 0.0f;  // the sink itself
     float value = 0;
-    for (int64_t piece = 0; piece < count; ++piece, pieces += 2 + width) {
+    for (int piece = 0; piece < count; ++piece, pieces += 2 + width) {
       const float piece_top = __ldcg(pieces), piece_sum = __ldcg(pieces + 1);
       const float next_top = fmaxf(top, piece_top);
       const float keep = expf(top - next_top), take = expf(piece_top - next_top);
@@ -206,10 +213,10 @@ __device__ void join(const Attend& p, int64_t t, int64_t first_head, int heads, 
       top = next_top;
     }
     value /= sum;
-    if (p.gate_kind == OutputGate::kSigmoidElement) {
-      value *= sigmoid(gate[h * width + c]);
+    if (p.gate_kind == OutputGate::kSoftplusHead) {
+      value *= s_gates[h - first_head];
     } else if (p.gate_kind != OutputGate::kNone) {
-      value *= softplus(gate[p.gate_kind == OutputGate::kSoftplusHead ? h : h * width + c]);
+      value *= gate_factor(p, t, h, c, width);
     }
     p.out.data[t * p.out.stride + h * width + c] = value;
   }
@@ -220,40 +227,46 @@ template <int kHeads>
 __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ bool s_is_last;
+  __shared__ float s_gates[kHeads];
   after_kernel_before();
-  const int64_t dim = p.kv.head_dim, width = value_width(p.kv), group = p.heads / p.kv.kv_heads;
-  const int64_t t = blockIdx.x / (p.kv.kv_heads * p.chunks), g = blockIdx.x / p.chunks % p.kv.kv_heads;
-  const int64_t in_group = blockIdx.x % p.chunks * p.chunk_heads, first_head = g * group + in_group;
-  const auto heads = static_cast<int>(group - in_group < p.chunk_heads ? group - in_group : p.chunk_heads);
+  const auto dim = static_cast<int>(p.kv.head_dim), width = static_cast<int>(value_width(p.kv)),
+             kv_heads = static_cast<int>(p.kv.kv_heads), block = static_cast<int>(blockIdx.x);
+  const int group = p.heads / kv_heads;
+  const int t = block / (kv_heads * p.chunks), g = block / p.chunks % kv_heads;
+  const int in_group = block % p.chunks * p.chunk_heads, first_head = g * group + in_group;
+  const int heads = min(group - in_group, p.chunk_heads);
   const int32_t slot = p.rows.slots_T[t];
   const int32_t* chosen = p.chosen.data + t * p.chosen.stride;
   const Range range = range_of(p, t);
-  const int64_t first_piece = range.begin / kPiece, pieces = (range.end + kPiece - 1) / kPiece - first_piece;
+  const int first_piece = range.begin / kPiece, pieces = (range.end + kPiece - 1) / kPiece - first_piece;
   const int thread = static_cast<int>(threadIdx.x);
-  if (blockIdx.y > 0 && blockIdx.y >= pieces) return;
+  const auto first_of_block = static_cast<int>(blockIdx.y), step = static_cast<int>(gridDim.y);
+  if (first_of_block > 0 && first_of_block >= pieces) return;
   const Shared<kHeads> s(shared, dim);
   const float* q = p.q.data + t * p.q.stride + first_head * dim;
-  for (int64_t i = thread; i < heads * s.q_stride; i += kThreads) {
-    const int64_t h = i / s.q_stride, c = i % s.q_stride;
+  for (int i = thread; i < heads * s.q_stride; i += kThreads) {
+    const int h = i / s.q_stride, c = i % s.q_stride;
     s.q[i] = c < dim ? q[h * dim + c] : 0.0f;
   }
+  if (p.gate_kind == OutputGate::kSoftplusHead && thread < heads)
+    s_gates[thread] = gate_factor(p, t, first_head + thread, 0, width);
 
   const int64_t head_stride = p.most_pieces * (2 + width);
-  for (int64_t piece = blockIdx.y; piece < pieces; piece += gridDim.y) {
-    const int64_t at = (first_piece + piece) * kPiece, from = at < range.begin ? range.begin : at;
-    const auto count = static_cast<int>((at + kPiece < range.end ? at + kPiece : range.end) - from);
+  for (int piece = first_of_block; piece < pieces; piece += step) {
+    const int at = (first_piece + piece) * kPiece, from = max(at, range.begin);
+    const int count = min(at + kPiece, range.end) - from;
     for (int i = thread; i < count; i += kThreads)
       s.tokens[i] = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
     __syncthreads();
     score(p, s, heads, count);
     __syncthreads();
-    float* out = p.pieces + ((t * p.heads + first_head) * p.most_pieces + piece) * (2 + width);
+    float* out = p.pieces + ((int64_t{t} * p.heads + first_head) * p.most_pieces + piece) * (2 + width);
     weigh(s, heads, count, out, head_stride);
     __syncthreads();
     sum_values(p, s, heads, count, width, out, head_stride);
   }
   // sum_values ends with a barrier: what the block wrote is ordered before the fence of its first thread.
-  const auto blocks = static_cast<uint32_t>(pieces < gridDim.y ? pieces : gridDim.y);
+  const auto blocks = static_cast<uint32_t>(min(pieces, step));
   if (blocks > 1) {
     if (thread == 0) {
       __threadfence();
@@ -264,7 +277,7 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
     __syncthreads();
     if (!s_is_last) return;
   }
-  join(p, t, first_head, heads, pieces, width);
+  join(p, t, first_head, heads, pieces, width, s_gates);
 }
 
 template <int kHeads>
@@ -299,9 +312,9 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
            .scale = args.scale,
            .sinks = args.sinks_H,
            .gate_kind = args.gate_kind,
-           .heads = heads,
-           .chunks = chunks,
-           .chunk_heads = ceil_div(group, chunks),
+           .heads = static_cast<int>(heads),
+           .chunks = static_cast<int>(chunks),
+           .chunk_heads = static_cast<int>(ceil_div(group, chunks)),
            .pieces = scratch,
            .most_pieces = most_pieces(args, selection),
            .arrived = arrived};

@@ -112,10 +112,12 @@ __device__ inline uint32_t ordered(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Where the token at `position` has its vector of head g, in vectors.
-__device__ inline int64_t token_index(const KvView& kv, int32_t slot, int64_t position, int64_t g) {
-  const int64_t page = kv.table[slot * kv.table_pages + position / kv.page_tokens % kv.table_pages];
-  return (page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens;
+// Where the token at `position` has its vector of head g, in vectors. Positions and pages are below 2^31, and
+// division of 64 bits takes several times as long.
+__device__ inline int64_t token_index(const KvView& kv, int32_t slot, int32_t position, int64_t g) {
+  const auto at = static_cast<uint32_t>(position), tokens = static_cast<uint32_t>(kv.page_tokens);
+  const int64_t page = kv.table[slot * kv.table_pages + at / tokens % static_cast<uint32_t>(kv.table_pages)];
+  return (page * kv.kv_heads + g) * kv.page_tokens + at % tokens;
 }
 
 }  // namespace nibble::cuda

@@ -14,21 +14,22 @@ namespace {
 constexpr int kHeads = 4;  // of a block, a warp each
 
 // Heads of a row: H of q, then G of k, then G of v.
-__global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAttendArgs p) {
+__global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAttendArgs p, int query_heads) {
   extern __shared__ float s_heads[];  // [kHeads, K]
   after_kernel_before();
-  const int64_t dim = p.kv.head_dim, query_heads = p.q.cols / dim, kv_heads = p.kv.kv_heads;
-  const int64_t t = blockIdx.x, head = int64_t{blockIdx.y} * kHeads + threadIdx.x / kWarp;
-  const unsigned lane = threadIdx.x % kWarp;
+  const auto dim = static_cast<int>(p.kv.head_dim), kv_heads = static_cast<int>(p.kv.kv_heads);
+  const int64_t t = blockIdx.x;
+  const int head = static_cast<int>(blockIdx.y * kHeads + threadIdx.x / kWarp);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
   if (head >= query_heads + 2 * kv_heads) return;
   const bool is_query = head < query_heads;
-  const int64_t g = is_query ? 0 : (head - query_heads) % kv_heads;
+  const int g = is_query ? 0 : (head - query_heads) % kv_heads;
   int64_t token = 0;
   if (!is_query) token = token_index(p.kv, p.rows.slots_T[t], p.rows.positions_T[t], g);
   if (head >= query_heads + kv_heads) {
-    const int64_t width = p.kv.value_dim > 0 ? p.kv.value_dim : dim;
+    const int width = p.kv.value_dim > 0 ? static_cast<int>(p.kv.value_dim) : dim;
     const float* value = p.v.data + t * p.v.stride + g * width;
-    for (int64_t c = lane; c < width; c += kWarp) p.kv.values[token * width + c] = value[c];
+    for (int c = lane; c < width; c += kWarp) p.kv.values[token * width + c] = value[c];
     return;
   }
 
@@ -36,20 +37,20 @@ __global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAt
   float* s_x = s_heads + threadIdx.x / kWarp * dim;
   const float* weight = is_query ? p.q_norm : p.k_norm;
   float square = 0;
-  for (int64_t c = lane; c < dim; c += kWarp) {
+  for (int c = lane; c < dim; c += kWarp) {
     s_x[c] = x[c];
     square = fmaf(x[c], x[c], square);
   }
   if (weight != nullptr) {
     const float factor = 1.0f / sqrtf(warp_sum(square) / static_cast<float>(dim) + p.eps);
-    for (int64_t c = lane; c < dim; c += kWarp) s_x[c] = s_x[c] * factor * weight[c];
+    for (int c = lane; c < dim; c += kWarp) s_x[c] = s_x[c] * factor * weight[c];
   }
   __syncwarp();
-  const int64_t half = p.rope_table.cols / 2;
+  const int half = static_cast<int>(p.rope_table.cols) / 2;
   const bool halves = p.rope_style == RopeStyle::kHalves;
-  const int64_t step = halves ? 1 : 2, partner = halves ? half : 1;
+  const int step = halves ? 1 : 2, partner = halves ? half : 1;
   const float* table = p.rope_table.data + t * p.rope_table.stride;
-  for (int64_t i = lane; i < half; i += kWarp) {
+  for (int i = lane; i < half; i += kWarp) {
     float* first = s_x + i * step;
     const float a = first[0], b = first[partner], cosine = table[i], sine = table[half + i];
     first[0] = a * cosine - b * sine;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAt
   }
   __syncwarp();
   float* out = is_query ? x : p.kv.keys + token * dim;
-  for (int64_t c = lane; c < dim; c += kWarp) out[c] = s_x[c];
+  for (int c = lane; c < dim; c += kWarp) out[c] = s_x[c];
 }
 
 }  // namespace
@@ -65,11 +66,11 @@ __global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAt
 void prepare_attend(cudaStream_t stream, const PrepareAttendArgs& args) {
   if (args.rows.count == 0) return;
   NIBBLE_CHECK(args.kv.head_dim <= kMaxHeadDim);
-  const int64_t heads = args.q.cols / args.kv.head_dim + 2 * args.kv.kv_heads;
+  const int64_t query_heads = args.q.cols / args.kv.head_dim, heads = query_heads + 2 * args.kv.kv_heads;
   const size_t shared = static_cast<size_t>(kHeads * args.kv.head_dim) * sizeof(float);
   launch_early(prepare_attend_kernel,
                dim3(static_cast<unsigned>(args.rows.count), static_cast<unsigned>(ceil_div(heads, kHeads))),
-               kHeads * kWarp, shared, stream, args);
+               kHeads * kWarp, shared, stream, args, static_cast<int>(query_heads));
   check_launch("prepare_attend", args.rows.count, heads, args.kv.head_dim);
 }
 
