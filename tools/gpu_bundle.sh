@@ -1,6 +1,7 @@
 #!/bin/bash
 # Packs what tools/gpu_check.sh needs on a machine that has this tree and a GPU, but no build: nibble, the test
-# binaries, and the libraries that such a machine may lack.
+# binaries, the benches that are built (ninja moe_layer_bench linear_bench), and the libraries that such a machine
+# may lack.
 #
 #   tools/gpu_bundle.sh BUILD_DIRECTORY BUNDLE.tar.xz
 #
@@ -14,6 +15,9 @@ mkdir -p "$work/gpu/lib" "$work/gpu/tests"
 
 for program in nibble tests/ops_test tests/kv_test tests/model_test tests/engine_test; do
   strip -o "$work/gpu/$program" "$build/$program"
+done
+for bench in moe_layer_bench linear_bench; do
+  if [ -x "$build/$bench" ]; then strip -o "$work/gpu/$bench" "$build/$bench"; fi
 done
 # All but the C and C++ libraries, which a machine has or which do not move alone.
 for program in "$work/gpu/nibble" "$work"/gpu/tests/*; do ldd "$program"; done |

@@ -1,15 +1,20 @@
 #!/bin/bash
-# Checks the cuda backend on a machine with a GPU. DIRECTORY is a build directory, or what tools/gpu_bundle.sh
-# packed for a machine that has this tree but no build of it; each check's output goes to a file in LOGS.
+# Checks the cuda backend on a machine with a GPU, and measures it. DIRECTORY is a build directory (which is made
+# if it is not there), or what tools/gpu_bundle.sh packed for a machine that has this tree but no build of it;
+# each check's output goes to a file in LOGS.
 #
-#   tools/gpu_check.sh DIRECTORY LOGS [quick]
+#   tools/gpu_check.sh DIRECTORY LOGS [quick|full|bench|all]
 #
-# quick: without compute-sanitizer. Exit code 0: everything passed (a missing compute-sanitizer is said, and is
-# no failure).
+# quick: without compute-sanitizer (full, the default, with it); bench: the benches alone; all: everything, under
+# 10 minutes. Exit code 0: everything passed (a missing compute-sanitizer is said, and is no failure).
 set -u
-directory=$(cd "${1:?usage: gpu_check.sh DIRECTORY LOGS [quick]}" && pwd) || exit 1
-logs=${2:?usage: gpu_check.sh DIRECTORY LOGS [quick]}
-mode=${3:-full}
+usage='usage: gpu_check.sh DIRECTORY LOGS [quick|full|bench|all]'
+directory=${1:?$usage} logs=${2:?$usage} mode=${3:-full}
+if [ ! -d "$directory" ]; then
+  cmake -S "$(dirname "$0")/.." -B "$directory" -G Ninja -DCMAKE_BUILD_TYPE=Release &&
+    ninja -C "$directory" all moe_layer_bench linear_bench || exit 1
+fi
+directory=$(cd "$directory" && pwd) || exit 1
 mkdir -p "$logs" && logs=$(cd "$logs" && pwd) || exit 1
 tests=$directory/tests
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -36,6 +41,21 @@ check() {  # check NAME COMMAND...: runs it, keeps its output, says how it went
     tail -8 "$logs/$name.log"
   fi
 }
+
+bench() {  # bench NAME COMMAND...: like check, and shows the output
+  check "$@" && cat "$logs/$1.log"
+}
+if [ "$mode" = bench ] || [ "$mode" = all ]; then
+  for program in moe_layer_bench linear_bench; do bench $program "$directory/$program"; done
+  for options in '-m synthetic:laguna-s-2.1 -p 512 -n 64 -b 1,2,4,8,16,32' \
+    '-m synthetic:glm-5.3-flash:layers=8 -p 512 -n 32 -b 1,8,32'; do
+    name=${options#*:}
+    bench "${name%% *}" "$directory/nibble" bench --device cuda -r 3 $options
+  done
+fi
+if [ "$mode" = bench ]; then
+  exit $failed
+fi
 
 check doctor "$directory/nibble" doctor --device cuda
 cat "$logs/doctor.log"

@@ -131,9 +131,14 @@ __device__ void score(const Attend& p, const Shared<kHeads>& s, int heads, int c
   }
 }
 
-// exp(score - the piece's largest) in place, and the piece's largest and sum: a warp a head.
+// Of a piece and head.
+struct Weighed {
+  float top = 0, sum = 0;  // the largest score; of exp(score - top)
+};
+
+// exp(score - the piece's largest) in place: a warp a head.
 template <int kHeads>
-__device__ void weigh(const Shared<kHeads>& s, int heads, int count, float* pieces, int64_t head_stride) {
+__device__ void weigh(const Shared<kHeads>& s, int heads, int count, Weighed* s_weighed) {
   const int head = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   static_assert(kHeads <= kWarps);
   if (head >= heads) return;
@@ -147,19 +152,16 @@ __device__ void weigh(const Shared<kHeads>& s, int heads, int count, float* piec
     sum += weight;
   }
   sum = warp_sum(sum);
-  if (lane == 0) {
-    pieces[head * head_stride] = top;
-    pieces[head * head_stride + 1] = sum;
-  }
+  if (lane == 0) s_weighed[head] = {top, sum};
 }
 
-// The piece's sums of weight * value: a warp takes every kWarps-th position; then the warps' sums in their
-// order.
-template <int kHeads>
-__device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, int count, int64_t width,
-                           float* pieces, int64_t head_stride) {
+// put(head, column, sum of weight * value) of a piece: a warp takes every kWarps-th position; then the warps'
+// sums in their order.
+template <int kHeads, class Put>
+__device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, int count, int width,
+                           Put put) {
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  for (int64_t begin = 0; begin < width; begin += kColumns) {
+  for (int begin = 0; begin < width; begin += kColumns) {
     float4 sums[kHeads] = {};
 #pragma unroll 4
     for (int i = static_cast<int>(warp); i < count; i += kWarps) {
@@ -178,48 +180,38 @@ __device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, 
       *reinterpret_cast<float4*>(s.sums + (warp * kHeads + h) * kColumns + 4 * lane) = sums[h];
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < heads * kColumns; i += kThreads) {
-      const int64_t c = begin + i % kColumns;
+      const int c = begin + i % kColumns;
       float total = 0;
       for (int w = 0; w < kWarps; ++w) total += s.sums[w * kHeads * kColumns + i];
-      if (c < width) pieces[i / kColumns * head_stride + 2 + c] = total;
+      if (c < width) put(i / kColumns, c, total);
     }
     __syncthreads();
   }
 }
 
-// The factor that a gate gives to column c of head h.
-__device__ float gate_factor(const Attend& p, int64_t t, int h, int64_t c, int64_t width) {
-  const float* gate = p.gate.data + t * p.gate.stride;
-  const float g = gate[p.gate_kind == OutputGate::kSoftplusHead ? h : h * width + c];
-  return p.gate_kind == OutputGate::kSigmoidElement ? sigmoid(g) : softplus(g);
-}
-
-// The pieces of each head in their order, the sink and the gate; s_gates: of the heads, where they have one
-// each.
-__device__ void join(const Attend& p, int64_t t, int first_head, int heads, int count, int width,
-                     const float* s_gates) {
-  for (int i = static_cast<int>(threadIdx.x); i < heads * width; i += kThreads) {
-    const int h = first_head + i / width, c = i % width;
-    const float* pieces = p.pieces + (t * p.heads + h) * p.most_pieces * (2 + width);
-    float top = p.sinks != nullptr ? p.sinks[h] : -INFINITY;
-    float sum = p.sinks != nullptr ? 1.0f : 0.0f;  // the sink itself
-    float value = 0;
-    for (int piece = 0; piece < count; ++piece, pieces += 2 + width) {
-      const float piece_top = __ldcg(pieces), piece_sum = __ldcg(pieces + 1);
-      const float next_top = fmaxf(top, piece_top);
-      const float keep = expf(top - next_top), take = expf(piece_top - next_top);
-      sum = sum * keep + piece_sum * take;
-      value = value * keep + __ldcg(pieces + 2 + c) * take;
-      top = next_top;
-    }
-    value /= sum;
-    if (p.gate_kind == OutputGate::kSoftplusHead) {
-      value *= s_gates[h - first_head];
-    } else if (p.gate_kind != OutputGate::kNone) {
-      value *= gate_factor(p, t, h, c, width);
-    }
-    p.out.data[t * p.out.stride + h * width + c] = value;
+// Column c of head h from its pieces in their order (piece(i, value) gives one's sums and value), the sink
+// and the gate.
+template <class Piece>
+__device__ void join(const Attend& p, int64_t t, int h, int c, int count, Piece piece) {
+  float top = p.sinks != nullptr ? p.sinks[h] : -INFINITY;
+  float sum = p.sinks != nullptr ? 1.0f : 0.0f;  // the sink itself
+  float result = 0;
+  for (int i = 0; i < count; ++i) {
+    float value;
+    const Weighed weighed = piece(i, value);
+    const float next_top = fmaxf(top, weighed.top);
+    const float keep = expf(top - next_top), take = expf(weighed.top - next_top);
+    sum = sum * keep + weighed.sum * take;
+    result = result * keep + value * take;
+    top = next_top;
   }
+  result /= sum;
+  const auto width = value_width(p.kv);
+  if (p.gate_kind != OutputGate::kNone) {
+    const float* gate = p.gate.data + t * p.gate.stride;
+    result *= gate_factor(p.gate_kind, gate[p.gate_kind == OutputGate::kSoftplusHead ? h : h * width + c]);
+  }
+  p.out.data[t * p.out.stride + h * width + c] = result;
 }
 
 // A block: a chunk of the heads that share keys and values, of one row, and every gridDim.y-th piece.
@@ -227,7 +219,7 @@ template <int kHeads>
 __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ bool s_is_last;
-  __shared__ float s_gates[kHeads];
+  __shared__ Weighed s_weighed[kHeads];
   after_kernel_before();
   const auto dim = static_cast<int>(p.kv.head_dim), width = static_cast<int>(value_width(p.kv)),
              kv_heads = static_cast<int>(p.kv.kv_heads), block = static_cast<int>(blockIdx.x);
@@ -248,10 +240,9 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
     const int h = i / s.q_stride, c = i % s.q_stride;
     s.q[i] = c < dim ? q[h * dim + c] : 0.0f;
   }
-  if (p.gate_kind == OutputGate::kSoftplusHead && thread < heads)
-    s_gates[thread] = gate_factor(p, t, first_head + thread, 0, width);
 
   const int64_t head_stride = p.most_pieces * (2 + width);
+  float* of_heads = p.pieces + (int64_t{t} * p.heads + first_head) * head_stride;
   for (int piece = first_of_block; piece < pieces; piece += step) {
     const int at = (first_piece + piece) * kPiece, from = max(at, range.begin);
     const int count = min(at + kPiece, range.end) - from;
@@ -260,10 +251,22 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
     __syncthreads();
     score(p, s, heads, count);
     __syncthreads();
-    float* out = p.pieces + ((int64_t{t} * p.heads + first_head) * p.most_pieces + piece) * (2 + width);
-    weigh(s, heads, count, out, head_stride);
+    weigh(s, heads, count, s_weighed);
     __syncthreads();
-    sum_values(p, s, heads, count, width, out, head_stride);
+    if (pieces == 1) {
+      sum_values(p, s, heads, count, width, [&](int h, int c, float value) {
+        join(p, t, first_head + h, c, 1, [&](int, float& of_piece) {
+          of_piece = value;
+          return s_weighed[h];
+        });
+      });
+      return;
+    }
+    sum_values(p, s, heads, count, width, [&](int h, int c, float value) {
+      float* out = of_heads + h * head_stride + piece * (2 + width);
+      if (c == 0) out[0] = s_weighed[h].top, out[1] = s_weighed[h].sum;
+      out[2 + c] = value;
+    });
   }
   // sum_values ends with a barrier: what the block wrote is ordered before the fence of its first thread.
   const auto blocks = static_cast<uint32_t>(min(pieces, step));
@@ -277,7 +280,14 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
     __syncthreads();
     if (!s_is_last) return;
   }
-  join(p, t, first_head, heads, pieces, width, s_gates);
+  for (int i = thread; i < heads * width; i += kThreads) {
+    const int h = i / width, c = i % width;
+    join(p, t, first_head + h, c, pieces, [&](int piece, float& value) {
+      const float* at = of_heads + h * head_stride + piece * (2 + width);
+      value = __ldcg(at + 2 + c);
+      return Weighed{__ldcg(at), __ldcg(at + 1)};
+    });
+  }
 }
 
 template <int kHeads>

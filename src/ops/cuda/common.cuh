@@ -6,6 +6,7 @@
 
 #include "ops/activation.h"
 #include "ops/kv_view.h"
+#include "ops/op_args.h"
 
 namespace nibble::cuda {
 
@@ -92,6 +93,12 @@ __device__ inline float exp_exactly(float x) { return static_cast<float>(exp(sta
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + exp_exactly(-x)); }
 __device__ inline float softplus(float x) {
   return x > 20 ? x : static_cast<float>(log1p(exp(static_cast<double>(x))));
+}
+
+// Of an output gate, one for each output: in float32, whose functions are within two units of it.
+__device__ inline float gate_factor(OutputGate kind, float gate) {
+  if (kind == OutputGate::kSigmoidElement) return 1.0f / (1.0f + expf(-gate));
+  return gate > 20 ? gate : log1pf(expf(gate));
 }
 
 __device__ inline float activated(const ActivationSpec& spec, float gate, float up) {

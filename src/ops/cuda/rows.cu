@@ -108,10 +108,10 @@ void rope(cudaStream_t stream, Rows<float> x, int64_t head_dim, Rows<const float
 
 void gate_output(cudaStream_t stream, OutputGate kind, Rows<const float> gate, int64_t head_dim,
                  Rows<float> x) {
-  const bool by_head = kind == OutputGate::kSoftplusHead, by_sigmoid = kind == OutputGate::kSigmoidElement;
+  const bool by_head = kind == OutputGate::kSoftplusHead;
   for_elements(stream, "gate_output", x.rows, x.cols, [=] __device__(int64_t row, int64_t column) {
     const float g = gate.data[row * gate.stride + (by_head ? column / head_dim : column)];
-    x.data[row * x.stride + column] *= by_sigmoid ? sigmoid(g) : softplus(g);
+    x.data[row * x.stride + column] *= gate_factor(kind, g);
   });
 }
 
