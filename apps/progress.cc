@@ -60,8 +60,9 @@ void ProgressLine::clear() {
 
 void ProgressLine::finish(int64_t total_bytes) {
   clear();
-  double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  log_info("{}: {} in {:.2f} s", what_, format_bytes(total_bytes), seconds);
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+  log_info("{}: {} in {:.2f} s, {:.2f} GB/s", what_, format_bytes(total_bytes), seconds,
+           static_cast<double>(total_bytes) / seconds / 1e9);
 }
 
 }  // namespace nibble

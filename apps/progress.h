@@ -18,7 +18,7 @@ class ProgressLine {
   void update(int64_t done_bytes, int64_t total_bytes, int64_t found_bytes = 0);
   // Wipes the bar, before an error is printed.
   void clear();
-  // The closing line: bytes and seconds.
+  // The closing line: bytes, seconds, speed.
   void finish(int64_t total_bytes);
 
  private:
