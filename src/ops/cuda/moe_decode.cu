@@ -9,15 +9,10 @@
 namespace nibble::cuda {
 namespace {
 
-#ifndef MOE_STAGES
-#define MOE_STAGES 5
-#endif
-#ifndef MOE_BUFFERS
-#define MOE_BUFFERS 8
-#endif
-
-constexpr int kWarps = 8;      // that multiply: two warp groups
-constexpr int kHeld = 4;       // chunks of such a warp whose operands stay in registers
+constexpr int kWarps = 8;  // that multiply: three warp groups
+constexpr int kHeld =
+    4;  // chunks of such a warp whose operands stay in registers; also how many stages there are
+constexpr int kStages = kHeld;
 constexpr int kFinishers = 3;  // with the loader a third warp group
 constexpr int kLoader = kWarps;
 constexpr int kThreads = (kWarps + 1 + kFinishers) * 32;
@@ -30,20 +25,19 @@ struct Run {
   int block, tile, count;
 };
 
-// The runs of this multiprocessor: its share of all pairs of tiles of gate and up, then of down. Of down, those
+// The runs of this multiprocessor: its share of gate and up, then of down. Of down, those
 // of its first block come last: that block is shared with the multiprocessor before, which was at its part of
 // it only now.
 struct Runs {
-  int blocks, segment = -1, at = 0, end = 0;
+  const Workspace& w;
+  int segment = -1, at = 0, end = 0;
 
   __device__ bool next(const MoeShape& s, Run& run) {
     while (at == end) {
       if (++segment == 3) return false;
-      const int tiles = tiles_of(s, segment > 0);
-      const int all = blocks * tiles, me = static_cast<int>(blockIdx.x), of = static_cast<int>(gridDim.x);
-      at = all / of * me + min(all % of, me);
-      end = all / of * (me + 1) + min(all % of, me + 1);
-      const int middle = min(end, (at + tiles - 1) / tiles * tiles);
+      const int* share = segment > 0 ? w.down_share : w.gate_up_share;
+      at = share[blockIdx.x], end = share[blockIdx.x + 1];
+      const int tiles = tiles_of(s, segment > 0), middle = min(end, (at + tiles - 1) / tiles * tiles);
       if (segment == 1) at = middle;
       if (segment == 2) end = middle;
     }
@@ -53,18 +47,15 @@ struct Runs {
     at += run.count;
     return true;
   }
-  static __device__ int tiles_of(const MoeShape& s, bool down) {
-    return down ? s.model_chunks() * 4 : s.width_chunks() * 8;
-  }
 };
 
 // How K is cut over the warps: warp p of a group takes chunks p, p + parts, ... It depends on K alone.
 struct Split {
-  int chunks, parts = 1, groups, rows;  // rows: chunks of a warp, at most
+  int chunks, parts = 1, groups, rows;  // rows: chunks of a warp, a multiple of kHeld
   __device__ Split(const MoeShape& s, bool down) : chunks(down ? s.width_chunks() : s.model_chunks()) {
-    while (parts < kWarps && chunks > parts * kHeld) parts *= 2;
+    while (parts < kWarps && (chunks > parts * kHeld || kWarps % parts != 0)) ++parts;
     groups = kWarps / parts;
-    rows = (chunks + parts - 1) / parts;
+    rows = (chunks + parts * kHeld - 1) / (parts * kHeld) * kHeld;
   }
 };
 
@@ -82,7 +73,7 @@ struct Ring {
 };
 
 // Dynamic shared memory. A stage: a chunk of each warp. A buffer: the sums of a round of tasks.
-template <int kBlock, int kStages, int kBuffers>
+template <int kBlock, int kBuffers>
 struct SharedLayout {
   static constexpr int kStageBytes = kWarps * chunk_bytes(kBlock);
   static constexpr int kBufferBytes = kWarps * kMaxTiles * 32 * 16;
@@ -107,48 +98,71 @@ __device__ inline void load_operands(const __nv_bfloat16* const (&rows)[kTiles],
   }
 }
 
-// sums[tile][n] += the products of a chunk. release(): this lane has read the chunk.
-template <int kBlock, int kTiles, class Release>
-__device__ inline void multiply(const uint8_t* chunk, const uint32_t (&b)[kTiles][16],
-                                float (&sums)[2][kTiles][4], Release release) {
+// What a lane needs of a chunk.
+struct Codes {
+  uint4 codes[2][2];  // [tile][half]
+  uint32_t scales[2];
+};
+template <int kBlock>
+__device__ inline Codes load_codes(const uint8_t* chunk) {
   const int lane = threadIdx.x % 32;
   constexpr int kScales = 32 / kBlock;  // of a row
+  Codes c;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
-    uint4 codes[2];
+    const uint8_t* at = chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(kBlock) + lane * 2 * kScales;
+    if constexpr (kBlock == 16) {
+      c.scales[tile] = *reinterpret_cast<const uint32_t*>(at);
+    } else {
+      c.scales[tile] = *reinterpret_cast<const uint16_t*>(at);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      codes[half] = *reinterpret_cast<const uint4*>(chunk + tile * kTileCodeBytes + half * 512 + lane * 16);
+      c.codes[tile][half] =
+          *reinterpret_cast<const uint4*>(chunk + tile * kTileCodeBytes + half * 512 + lane * 16);
     }
-    const uint8_t* at = chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(kBlock) + lane * 2 * kScales;
-    uint32_t scales;
-    if constexpr (kBlock == 16) {
-      scales = *reinterpret_cast<const uint32_t*>(at);
-    } else {
-      scales = *reinterpret_cast<const uint16_t*>(at);
-    }
-    if (tile == 1) release();
+  }
+  return c;
+}
+
+// sums[tile][n] += the products of a chunk.
+template <int kBlock, int kTiles>
+__device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
+                                float (&sums)[2][kTiles][4]) {
+  uint32_t scale[2][2][2];  // [part][tile][half]
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      uint32_t weights[2][8], scale[2];
-      scale[0] = scale_pair<kBlock>(scales, part);
-      scale[1] = high_twice(scale[0]);
-      scale[0] = low_twice(scale[0]);
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const uint32_t both = scale_pair<kBlock>(c.scales[tile], part);
+      scale[part][tile][0] = low_twice(both), scale[part][tile][1] = high_twice(both);
+    }
+  }
+  // A word of both halves is two products deep. Both tiles' are decoded before their products, so that the
+  // registers of a product are not written to again right behind it.
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    uint32_t weights[2][2][4];  // [tile][half]
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4& word = codes[half];
-        uint32_t pairs[2][4];
-        decode(part == 0 ? word.x : word.z, pairs[0]);
-        decode(part == 0 ? word.y : word.w, pairs[1]);
+        const uint4& words = c.codes[tile][half];
+        uint32_t pairs[4];
+        decode(v == 0 ? words.x : v == 1 ? words.y : v == 2 ? words.z : words.w, pairs);
 #pragma unroll
-        for (int p = 0; p < 8; ++p) weights[half][p] = mul_bf16x2(pairs[p / 4][p % 4], scale[half]);
+        for (int p = 0; p < 4; ++p) weights[tile][half][p] = mul_bf16x2(pairs[p], scale[v / 2][tile][half]);
       }
+    }
 #pragma unroll
-      for (int m = 0; m < 4; ++m) {
+    for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          mma_bf16(sums[tile][n], weights[0][2 * m], weights[1][2 * m], weights[0][2 * m + 1],
-                   weights[1][2 * m + 1], b[n][part * 8 + 2 * m], b[n][part * 8 + 2 * m + 1]);
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          const auto& w = weights[tile];
+          mma_bf16(sums[tile][n], w[0][2 * m], w[1][2 * m], w[0][2 * m + 1], w[1][2 * m + 1],
+                   b[n][v * 4 + 2 * m], b[n][v * 4 + 2 * m + 1]);
         }
       }
     }
@@ -157,7 +171,7 @@ __device__ inline void multiply(const uint8_t* chunk, const uint32_t (&b)[kTiles
 
 // The tasks of a run go in rounds, one to each group of warps. The chunks of a row of K, and of all groups,
 // are a stage.
-template <int kBlock, int kStages>
+template <int kBlock>
 __device__ inline void load_run(const Run& run, const RowBlock& block, const Split& k, uint8_t* stages,
                                 Ring<kStages>& ring) {
   constexpr int kChunk = chunk_bytes(kBlock);
@@ -165,11 +179,11 @@ __device__ inline void load_run(const Run& run, const RowBlock& block, const Spl
   const uint8_t* from = (run.down ? block.down : block.gate_up) + int64_t{run.tile} * k.chunks * kChunk;
   for (int task = 0; task < run.count; task += k.groups) {
     const int tasks = min(k.groups, run.count - task);
-    for (int first = 0; first < k.chunks; first += k.parts) {
-      const int bytes = min(k.parts, k.chunks - first) * kChunk;
+    for (int row = 0; row < k.rows; ++row) {
+      const int first = row * k.parts, bytes = max(min(k.parts, k.chunks - first), 0) * kChunk;
       ring.wait_empty();
       barrier_expect(ring.full + ring.place, bytes * tasks);
-      for (int group = 0; group < tasks; ++group) {
+      for (int group = 0; group < tasks && bytes > 0; ++group) {
         bulk_copy(stages + (ring.place * kWarps + group * k.parts) * kChunk,
                   from + (int64_t{task + group} * k.chunks + first) * kChunk, bytes, ring.full + ring.place,
                   policy);
@@ -179,17 +193,18 @@ __device__ inline void load_run(const Run& run, const RowBlock& block, const Spl
   }
 }
 
-template <int kBlock, int kTiles, int kStages, int kBuffers>
+template <int kBlock, int kTiles, int kBuffers>
 __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, const Run& run,
                                     const RowBlock& block, const Split& k, const uint8_t* stages,
                                     Ring<kStages>& ring, float4* buffers, Ring<kBuffers>& out) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
+            g = lane / 4;
   const int group = warp / k.parts, part = warp % k.parts;
   const int own_rows = (k.chunks - part + k.parts - 1) / k.parts;
   const int d = a.shape.model_chunks() * 128, i = a.shape.width_chunks() * 128;
   if (run.down) {
     if (lane == 0) {
-      while (load_relaxed(w.ready + run.block) < static_cast<uint32_t>(Runs::tiles_of(a.shape, false)))
+      while (load_relaxed(w.ready + run.block) < static_cast<uint32_t>(tiles_of(a.shape, false)))
         __nanosleep(20);
     }
     __syncwarp();
@@ -218,22 +233,25 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
     float sums[2][kTiles][4] = {};
     for (int row = 0; row < k.rows; row += kHeld) {
       if (k.rows > kHeld) load(row);
+      // Stage c holds chunk c of these; what a lane needs of the next is loaded before the products of one.
+      const uint8_t* const own = stages + warp * chunk_bytes(kBlock);
+      Codes codes;
+      auto take = [&](int c) {
+        barrier_wait(ring.full + c, ring.parity);
+        codes = load_codes<kBlock>(own + c * kWarps * chunk_bytes(kBlock));
+        __syncwarp();
+        if (lane == 0) barrier_arrive(ring.empty + c);
+      };
+      constexpr bool kAhead = kTiles == 1;  // with two tiles the registers are taken
+      if (kAhead) take(0);
 #pragma unroll
       for (int c = 0; c < kHeld; ++c) {
-        if (row + c >= k.rows) break;
-        ring.wait_full();
-        auto release = [&] {
-          __syncwarp();
-          if (lane == 0) barrier_arrive(ring.empty + ring.place);
-        };
-        if (row + c < mine) {
-          multiply<kBlock, kTiles>(stages + (ring.place * kWarps + warp) * chunk_bytes(kBlock), b[c], sums,
-                                   release);
-        } else {
-          release();
-        }
-        ring.advance();
+        if (!kAhead) take(c);
+        const Codes now = codes;
+        if (kAhead && c + 1 < kHeld) take(c + 1);
+        if (row + c < mine) multiply<kBlock, kTiles>(now, b[c], sums);
       }
+      ring.parity ^= 1;
     }
     out.wait_empty();
     float4* const to = buffers + (out.place * kWarps + warp) * kMaxTiles * 32 + lane;
@@ -271,8 +289,8 @@ __device__ inline void finish_gate_up(const MoeDecodeArgs& a, const Workspace& w
   }
 }
 
-__device__ inline void finish_down(const MoeDecodeArgs& a, const Workspace& w, const RowBlock& block, int tile,
-                                   int n, const float4& sums) {
+__device__ inline void finish_down(const MoeDecodeArgs& a, const Workspace& w, const RowBlock& block,
+                                   int tile, int n, const float4& sums) {
   const MoeShape& s = a.shape;
   const int lane = threadIdx.x % 32, g = lane / 4, row = n * kTokensOfTile + lane % 4;
   const int d = s.model_chunks() * 128;
@@ -328,7 +346,7 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, int b
   const MoeShape& s = a.shape;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int d = s.model_chunks() * 128;
-  const uint32_t all = static_cast<uint32_t>(blocks) * static_cast<uint32_t>(Runs::tiles_of(s, true));
+  const uint32_t all = static_cast<uint32_t>(blocks) * static_cast<uint32_t>(tiles_of(s, true));
   if (lane == 0) {
     while (load_relaxed(w.finished) < all) __nanosleep(20);
   }
@@ -364,17 +382,18 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, int b
   }
 }
 
-template <int kBlock, int kStages, int kBuffers>
+template <int kBlock, int kBuffers>
 __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Workspace w) {
   extern __shared__ __align__(128) uint8_t shared[];
-  using Layout = SharedLayout<kBlock, kStages, kBuffers>;
+  using Layout = SharedLayout<kBlock, kBuffers>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + Layout::kBarriers);
   Ring<kStages> chunks{barriers, barriers + kStages};
   Ring<kBuffers> sums{barriers + 2 * kStages, barriers + 2 * kStages + kBuffers};
   float4* const buffers = reinterpret_cast<float4*>(shared + Layout::kSums);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) barrier_init(chunks.full + i, 1), barrier_init(chunks.empty + i, kWarps);
+    for (int i = 0; i < kStages; ++i)
+      barrier_init(chunks.full + i, 1), barrier_init(chunks.empty + i, kWarps);
     for (int i = 0; i < kBuffers; ++i) barrier_init(sums.full + i, kWarps), barrier_init(sums.empty + i, 1);
     barrier_init_fence();
   }
@@ -383,7 +402,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
   dependency_launch();
 
   const int blocks = *w.blocks;
-  Runs runs{blocks};
+  Runs runs{w};
   if (warp < kWarps) {
     more_registers<kMultiplyRegisters>();
     for (Run run; runs.next(a.shape, run);) {
@@ -420,15 +439,16 @@ cudaError_t current_device(Device& device) {
   cudaError_t error = cudaGetDevice(&id);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, id);
+  device.multiprocessors = std::min(device.multiprocessors, kMaxMultiprocessors);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&device.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
   return error;
 }
 
-template <int kBlock, int kStages, int kBuffers>
+template <int kBlock, int kBuffers>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  constexpr int kBytes = SharedLayout<kBlock, kStages, kBuffers>::kBytes;
-  const auto kernel = moe_layer<kBlock, kStages, kBuffers>;
+  constexpr int kBytes = SharedLayout<kBlock, kBuffers>::kBytes;
+  const auto kernel = moe_layer<kBlock, kBuffers>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   launch_early(kernel, device.multiprocessors, kThreads, kBytes, stream, args,
@@ -438,11 +458,10 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
 
 template <int kBlock>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-#ifndef MOE_NO_SMALL
-  if (device.shared_bytes < SharedLayout<kBlock, MOE_STAGES, MOE_BUFFERS>::kBytes)
-    return launch_layer<kBlock, 2, 1>(args, device, stream);
-#endif
-  return launch_layer<kBlock, MOE_STAGES, MOE_BUFFERS>(args, device, stream);
+  constexpr int kBuffers = 8, kFewBuffers = 2;
+  if (device.shared_bytes >= SharedLayout<kBlock, kBuffers>::kBytes)
+    return launch_layer<kBlock, kBuffers>(args, device, stream);
+  return launch_layer<kBlock, kFewBuffers>(args, device, stream);
 }
 
 }  // namespace

@@ -8,9 +8,12 @@
 namespace nibble::cuda {
 namespace {
 
+// Relative times of a pass over an expert's weights with one tile of tokens, and with two.
+constexpr int kOneTileCost = 1024, kTwoTilesCost = 1152;
+
 // Block 0: rows in the stable order of (expert, token), cut into row blocks; counters to zero. The others:
 // the two parts of x.
-__global__ void __launch_bounds__(1024) group_kernel(MoeDecodeArgs a) {
+__global__ void __launch_bounds__(1024) group_kernel(MoeDecodeArgs a, int multiprocessors) {
   dependency_wait();
   dependency_launch();
   const MoeShape& s = a.shape;
@@ -35,28 +38,57 @@ __global__ void __launch_bounds__(1024) group_kernel(MoeDecodeArgs a) {
 
   // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
   __shared__ int next_row[kMaxExperts];  // first the count, then the place of the expert's next row
-  __shared__ int2 warp_sum[32];
+  __shared__ int3 warp_sum[32];
   next_row[me] = 0;
   __syncthreads();
   for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[id(row)], 1);
   __syncthreads();
   const int count = next_row[me], blocks = (count + kMaxRows - 1) / kMaxRows;
-  int2 sum = {count, blocks};
+  // What the passes over the expert's weights take: the last one's rows may fit one tile.
+  const int rest = count - (blocks - 1) * kMaxRows;
+  const int cost =
+      count == 0 ? 0 : (blocks - 1) * kTwoTilesCost + (rest > kTokensOfTile ? kTwoTilesCost : kOneTileCost);
+  int3 sum = {count, blocks, cost};
   auto add_below = [&] {  // inclusive sums over the lanes
     for (int step = 1; step < 32; step *= 2) {
       const int x = __shfl_up_sync(~0u, sum.x, step), y = __shfl_up_sync(~0u, sum.y, step);
-      if (lane >= step) sum.x += x, sum.y += y;
+      const int z = __shfl_up_sync(~0u, sum.z, step);
+      if (lane >= step) sum.x += x, sum.y += y, sum.z += z;
     }
   };
   add_below();
   if (lane == 31) warp_sum[warp] = sum;
   __syncthreads();
-  const int2 own = sum;
+  const int3 own = sum;
   sum = warp_sum[lane];
   add_below();
-  const int2 before = {__shfl_sync(~0u, sum.x, (warp + 31) % 32), __shfl_sync(~0u, sum.y, (warp + 31) % 32)};
+  const int other = (warp + 31) % 32;  // the sums up to the warp before
+  const int3 before = {__shfl_sync(~0u, sum.x, other), __shfl_sync(~0u, sum.y, other),
+                       __shfl_sync(~0u, sum.z, other)};
+  const int64_t all = __shfl_sync(~0u, sum.z, 31);
   const int first_row = own.x - count + (warp > 0 ? before.x : 0);
   const int first_block = own.y - blocks + (warp > 0 ? before.y : 0);
+  __shared__ int2 begin_of[kMaxExperts];  // cost and blocks before an expert
+  begin_of[me] = {own.z - cost + (warp > 0 ? before.z : 0), first_block};
+  __syncthreads();
+  // Where the shares of the multiprocessors begin.
+  for (int i = me; i < multiprocessors; i += 1024) {
+    const int target = static_cast<int>(i * all / multiprocessors);
+    int expert = 0;  // the last that begins at or before it
+    for (int step = kMaxExperts / 2; step > 0; step /= 2) {
+      if (begin_of[expert + step].x <= target) expert += step;
+    }
+    const int within = target - begin_of[expert].x, passes = (next_row[expert] + kMaxRows - 1) / kMaxRows;
+    const int pass = min(within / kTwoTilesCost, passes - 1), offset = within - pass * kTwoTilesCost;
+    const int pass_cost = next_row[expert] - pass * kMaxRows > kTokensOfTile ? kTwoTilesCost : kOneTileCost;
+    auto begin = [&](int tiles) { return (begin_of[expert].y + pass) * tiles + offset * tiles / pass_cost; };
+    w.gate_up_share[i] = begin(tiles_of(s, false)), w.down_share[i] = begin(tiles_of(s, true));
+  }
+  if (me == 1023) {
+    w.gate_up_share[multiprocessors] = (first_block + blocks) * tiles_of(s, false);
+    w.down_share[multiprocessors] = (first_block + blocks) * tiles_of(s, true);
+  }
+  __syncthreads();
   for (int b = 0; b < blocks; ++b) {
     w.block[first_block + b] = {a.experts[me].gate_up, a.experts[me].down, me, first_row + b * kMaxRows,
                                 min(kMaxRows, count - b * kMaxRows)};
@@ -97,7 +129,7 @@ int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
 cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
   const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
   const int grid = 1 + static_cast<int>(std::min<int64_t>((elements + 1023) / 1024, multiprocessors));
-  launch_early(group_kernel, grid, 1024, 0, stream, args);
+  launch_early(group_kernel, grid, 1024, 0, stream, args, multiprocessors);
   return cudaGetLastError();
 }
 

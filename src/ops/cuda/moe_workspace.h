@@ -11,6 +11,13 @@ inline constexpr int kTokensOfTile = 4;                     // an MMA's 8 column
 inline constexpr int kMaxTiles = 2;                         // column tiles of one pass over the weights
 inline constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert in one pass
 
+inline constexpr int kMaxMultiprocessors = 1024;
+
+// Pairs of weight tiles of an expert.
+NIBBLE_HOST_DEVICE inline int tiles_of(const MoeShape& s, bool down) {
+  return down ? s.model_chunks() * 4 : s.width_chunks() * 8;
+}
+
 // Some rows of one expert: what one pass over its weights serves.
 struct RowBlock {
   const uint8_t *gate_up, *down;  // the expert's weights
@@ -19,15 +26,18 @@ struct RowBlock {
 
 // Where the workspace holds what. The first part is zeroed or written by the grouping kernel.
 struct Workspace {
-  int* blocks;        // [1] how many row blocks there are
-  RowBlock* block;    // [max blocks]
-  int* row_token;     // [R] token of a grouped row
-  int* grouped_row;   // [R] the inverse
-  uint32_t* ready;    // [max blocks] finished gate_up tasks of a block
+  // [multiprocessors + 1] where each multiprocessor's share of the pairs of tiles of gate and up, or of down,
+  // of all blocks begins.
+  int *gate_up_share, *down_share;
+  int* blocks;         // [1] how many row blocks there are
+  RowBlock* block;     // [max blocks]
+  int* row_token;      // [R] token of a grouped row
+  int* grouped_row;    // [R] the inverse
+  uint32_t* ready;     // [max blocks] finished gate_up tasks of a block
   uint32_t* finished;  // [1] finished down tasks of all blocks
-  __nv_bfloat16* x;   // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
-  __nv_bfloat16* h;   // [R, 2, I'] the activation's two parts, likewise
-  float* partial;     // [R, D'] products of down
+  __nv_bfloat16* x;    // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
+  __nv_bfloat16* h;    // [R, 2, I'] the activation's two parts, likewise
+  float* partial;      // [R, D'] products of down
   int64_t bytes;
 };
 
@@ -46,6 +56,8 @@ NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, 
   };
   Workspace w;
   const int64_t blocks = max_blocks(s.experts, static_cast<int>(rows));
+  w.gate_up_share = reinterpret_cast<int*>(take((kMaxMultiprocessors + 1) * 4));
+  w.down_share = reinterpret_cast<int*>(take((kMaxMultiprocessors + 1) * 4));
   w.blocks = reinterpret_cast<int*>(take(4));
   w.block = reinterpret_cast<RowBlock*>(take(blocks * static_cast<int64_t>(sizeof(RowBlock))));
   w.row_token = reinterpret_cast<int*>(take(rows * 4));
