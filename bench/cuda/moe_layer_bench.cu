@@ -285,6 +285,7 @@ int main(int argc, char** argv) {
     check({4, 2, 512, 384, 16}, 65, 4, "one expert", true);
     check({9, 3, 416, 224, 32}, 33, 5, "mxfp4");
     check({12, 4, 4096, 2048, 16}, 20, 6, "large");
+    check({3, 2, 4480, 1088, 16}, 13, 7, "wider than what registers hold");
   }
   if (times) {
     Layer layer({288, 8, 4096, 2048, 16}, 77);

@@ -287,6 +287,20 @@ TEST_P(ExpertFfn, ChunksAndThreadsChangeNoBit) {
   }
 }
 
+// 3, 5, 9, 17 and 34 chunks of 128 columns: tensor cores cut K over one to eight warps, and go over it twice.
+TEST_P(ExpertFfn, EveryCutOfK) {
+  Random random(29);
+  for (auto [model, width] : {std::pair{4272, 80}, {96, 4272}, {2064, 336}, {1104, 592}, {336, 2064}}) {
+    Layer layer(random, {2, 1, model, width, 12}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
+    const RowsBuffer all = expert_ffn(*ops_, layer);
+    EXPECT_TRUE(is_unfused(layer, all)) << model << " x " << width;
+    for (int64_t t : {0, 11}) {
+      EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer, t, 1).view(), all.view().slice(t, 1)))
+          << model << " x " << width << ", row " << t;
+    }
+  }
+}
+
 TEST_P(ExpertFfn, NoTokensIsNoWork) {
   Random random(26);
   Layer layer(random, {2, 1, 16, 16, 1}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);

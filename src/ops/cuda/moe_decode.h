@@ -6,8 +6,8 @@
 // and sums are float32; the tensor scale is applied to the sum. The activation between the two products
 // likewise.
 //
-// Invariance: a row's sums run over K in one order (two halves of K, each in order, then their sum), whatever
-// the rows beside it; the experts of a token are added in the order of a.
+// Invariance: a row's sums run over K in one order (up to eight parts of K, each in order, then their sum),
+// whatever the rows beside it; the experts of a token are added in the order of a.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -11,10 +11,10 @@ __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// mbarrier of one arrival a phase (with the bytes that are to come, if any); the phase is complete once those
-// are there.
-__device__ inline void barrier_init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)));
+// mbarrier of so many arrivals a phase (with the bytes that are to come, if any); the phase is complete once
+// those are there.
+__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
 // Makes barrier_init visible to the copy engine.
 __device__ inline void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;"); }
@@ -86,6 +86,16 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
 // started early is what comes before the wait of the kernel after.
 __device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// A whole warp group takes, or gives back, registers of the block: how many a thread has from here on.
+template <int kCount>
+__device__ inline void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ inline void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
 
 // c += a b: m16n8k16, bf16 in, float32 sums.
 __device__ inline void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,

@@ -1,0 +1,136 @@
+#include <algorithm>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/moe_workspace.h"
+#include "ops/cuda/primitives.cuh"
+#include "ops/cuda/tile_decode.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+// Relative times of a pass over an expert's weights with one tile of tokens, and with two.
+constexpr int kOneTileCost = 1024, kTwoTilesCost = 1152;
+
+// Block 0: rows in the stable order of (expert, token), cut into row blocks; counters to zero. The others:
+// the two parts of x.
+__global__ void __launch_bounds__(1024) group_kernel(MoeDecodeArgs a, int multiprocessors) {
+  dependency_wait();
+  dependency_launch();
+  const MoeShape& s = a.shape;
+  const Workspace w = workspace_at(static_cast<char*>(a.workspace), s, a.tokens);
+  const int d = (s.model + 127) / 128 * 128;
+  if (blockIdx.x > 0) {
+    const int64_t count = static_cast<int64_t>(a.tokens) * d;
+    const int64_t step = static_cast<int64_t>(gridDim.x - 1) * blockDim.x;
+    for (int64_t id = (blockIdx.x - 1) * static_cast<int64_t>(blockDim.x) + threadIdx.x; id < count;
+         id += step) {
+      const int64_t t = id / d;
+      const int c = static_cast<int>(id % d);
+      __nv_bfloat16* to = w.x + t * 2 * d + operand_place<32>(c);
+      split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, to[0], to[d]);
+    }
+    return;
+  }
+  const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
+  if (me == 0) *w.finished = 0;
+  for (int i = me; i < max_blocks(s.experts, rows); i += 1024) w.ready[i] = 0;
+  auto id = [&](int row) { return a.ids[row / s.chosen * a.ids_stride + row % s.chosen]; };
+
+  // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
+  __shared__ int next_row[kMaxExperts];  // first the count, then the place of the expert's next row
+  __shared__ int3 warp_sum[32];
+  next_row[me] = 0;
+  __syncthreads();
+  for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[id(row)], 1);
+  __syncthreads();
+  const int count = next_row[me], blocks = (count + kMaxRows - 1) / kMaxRows;
+  // What the passes over the expert's weights take: the last one's rows may fit one tile.
+  const int rest = count - (blocks - 1) * kMaxRows;
+  const int cost =
+      count == 0 ? 0 : (blocks - 1) * kTwoTilesCost + (rest > kTokensOfTile ? kTwoTilesCost : kOneTileCost);
+  int3 sum = {count, blocks, cost};
+  auto add_below = [&] {  // inclusive sums over the lanes
+    for (int step = 1; step < 32; step *= 2) {
+      const int x = __shfl_up_sync(~0u, sum.x, step), y = __shfl_up_sync(~0u, sum.y, step);
+      const int z = __shfl_up_sync(~0u, sum.z, step);
+      if (lane >= step) sum.x += x, sum.y += y, sum.z += z;
+    }
+  };
+  add_below();
+  if (lane == 31) warp_sum[warp] = sum;
+  __syncthreads();
+  const int3 own = sum;
+  sum = warp_sum[lane];
+  add_below();
+  const int other = (warp + 31) % 32;  // the sums up to the warp before
+  const int3 before = {__shfl_sync(~0u, sum.x, other), __shfl_sync(~0u, sum.y, other),
+                       __shfl_sync(~0u, sum.z, other)};
+  const int64_t all = __shfl_sync(~0u, sum.z, 31);
+  const int first_row = own.x - count + (warp > 0 ? before.x : 0);
+  const int first_block = own.y - blocks + (warp > 0 ? before.y : 0);
+  __shared__ int2 begin_of[kMaxExperts];  // cost and blocks before an expert
+  begin_of[me] = {own.z - cost + (warp > 0 ? before.z : 0), first_block};
+  __syncthreads();
+  // Where the shares of the multiprocessors begin.
+  for (int i = me; i < multiprocessors; i += 1024) {
+    const int target = static_cast<int>(i * all / multiprocessors);
+    int expert = 0;  // the last that begins at or before it
+    for (int step = kMaxExperts / 2; step > 0; step /= 2) {
+      if (begin_of[expert + step].x <= target) expert += step;
+    }
+    const int within = target - begin_of[expert].x, passes = (next_row[expert] + kMaxRows - 1) / kMaxRows;
+    const int pass = min(within / kTwoTilesCost, passes - 1), offset = within - pass * kTwoTilesCost;
+    const int pass_cost = next_row[expert] - pass * kMaxRows > kTokensOfTile ? kTwoTilesCost : kOneTileCost;
+    auto begin = [&](int tiles) { return (begin_of[expert].y + pass) * tiles + offset * tiles / pass_cost; };
+    w.gate_up_share[i] = begin(tiles_of(s, false)), w.down_share[i] = begin(tiles_of(s, true));
+  }
+  if (me == 1023) {
+    w.gate_up_share[multiprocessors] = (first_block + blocks) * tiles_of(s, false);
+    w.down_share[multiprocessors] = (first_block + blocks) * tiles_of(s, true);
+  }
+  __syncthreads();
+  for (int b = 0; b < blocks; ++b) {
+    w.block[first_block + b] = {a.experts[me].gate_up, a.experts[me].down, me, first_row + b * kMaxRows,
+                                min(kMaxRows, count - b * kMaxRows)};
+  }
+  if (me == 1023) *w.blocks = first_block + blocks;
+  next_row[me] = first_row;
+
+  // Rows of an expert in their order: 1024 at a time, a row's place by how many before it chose the same.
+  __shared__ __align__(16) uint8_t seen[32][kMaxExperts];  // rows of a warp that chose the expert
+  for (int begin = 0; begin < rows; begin += 1024) {
+    for (int i = me; i < 32 * kMaxExperts / 16; i += 1024) reinterpret_cast<uint4*>(seen)[i] = {0, 0, 0, 0};
+    const int row = begin + me, expert = row < rows ? id(row) : -1;
+    const uint32_t same = __match_any_sync(~0u, expert);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    __syncthreads();
+    if (expert >= 0 && rank == 0) seen[warp][expert] = static_cast<uint8_t>(__popc(same));
+    __syncthreads();
+    if (expert >= 0) {
+      int place = next_row[expert] + rank;
+      for (int other = 0; other < warp; ++other) place += seen[other][expert];
+      w.row_token[place] = row / s.chosen;
+      w.grouped_row[row] = place;
+    }
+    __syncthreads();
+    int total = 0;
+    for (int other = 0; other < 32; ++other) total += seen[other][me];
+    next_row[me] += total;
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
+  return workspace_at(nullptr, shape, tokens).bytes;
+}
+
+cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
+  const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
+  const int grid = 1 + static_cast<int>(std::min<int64_t>((elements + 1023) / 1024, multiprocessors));
+  launch_early(group_kernel, grid, 1024, 0, stream, args, multiprocessors);
+  return cudaGetLastError();
+}
+
+}  // namespace nibble::cuda

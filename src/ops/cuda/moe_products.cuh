@@ -1,0 +1,160 @@
+// The warps that multiply.
+#pragma once
+
+#include "ops/cuda/moe_layer.cuh"
+#include "ops/cuda/tile_decode.cuh"
+
+namespace nibble::cuda {
+
+// The operands of a chunk: its 128 columns of this lane's token and part, of each tile of tokens.
+template <int kTiles>
+__device__ inline void load_operands(const __nv_bfloat16* const (&rows)[kTiles], int chunk,
+                                     uint32_t (&b)[kTiles][16]) {
+  const int place = chunk * kChunkColumns + static_cast<int>(threadIdx.x) % 4 * 8;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    if (rows[n] == nullptr) continue;  // a column without a row stays zero
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const uint4 bits = *reinterpret_cast<const uint4*>(rows[n] + place + v * 32);
+      b[n][4 * v] = bits.x, b[n][4 * v + 1] = bits.y, b[n][4 * v + 2] = bits.z, b[n][4 * v + 3] = bits.w;
+    }
+  }
+}
+
+// What a lane needs of a chunk.
+struct Codes {
+  uint4 codes[2][2];  // [tile][half]
+  uint32_t scales[2];
+};
+template <int kBlock>
+__device__ inline Codes load_codes(const uint8_t* chunk) {
+  const int lane = threadIdx.x % 32;
+  constexpr int kScales = 32 / kBlock;  // of a row
+  Codes c;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    const uint8_t* at = chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(kBlock) + lane * 2 * kScales;
+    if constexpr (kBlock == 16) {
+      c.scales[tile] = *reinterpret_cast<const uint32_t*>(at);
+    } else {
+      c.scales[tile] = *reinterpret_cast<const uint16_t*>(at);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      c.codes[tile][half] =
+          *reinterpret_cast<const uint4*>(chunk + tile * kTileCodeBytes + half * 512 + lane * 16);
+    }
+  }
+  return c;
+}
+
+// sums[tile][n] += the products of a chunk.
+template <int kBlock, int kTiles>
+__device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
+                                float (&sums)[2][kTiles][4]) {
+  uint32_t scale[2][2][2];  // [part][tile][half]
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const uint32_t both = scale_pair<kBlock>(c.scales[tile], part);
+      scale[part][tile][0] = low_twice(both), scale[part][tile][1] = high_twice(both);
+    }
+  }
+  // A word of both halves is two products deep. Both tiles' are decoded before their products, so that the
+  // registers of a product are not written to again right behind it.
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    uint32_t weights[2][2][4];  // [tile][half]
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4& words = c.codes[tile][half];
+        uint32_t pairs[4];
+        decode(v == 0 ? words.x : v == 1 ? words.y : v == 2 ? words.z : words.w, pairs);
+#pragma unroll
+        for (int p = 0; p < 4; ++p) weights[tile][half][p] = mul_bf16x2(pairs[p], scale[v / 2][tile][half]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          const auto& w = weights[tile];
+          mma_bf16(sums[tile][n], w[0][2 * m], w[1][2 * m], w[0][2 * m + 1], w[1][2 * m + 1],
+                   b[n][v * 4 + 2 * m], b[n][v * 4 + 2 * m + 1]);
+        }
+      }
+    }
+  }
+}
+
+template <int kBlock, int kTiles, int kBuffers>
+__device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, const Run& run,
+                                    const RowBlock& block, const Split& k, const uint8_t* stages,
+                                    Ring<kStages>& ring, float4* buffers, Ring<kBuffers>& out) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
+            g = lane / 4;
+  const int group = warp / k.parts, part = warp % k.parts;
+  const int own_rows = (k.chunks - part + k.parts - 1) / k.parts;
+  const int d = a.shape.model_chunks() * 128, i = a.shape.width_chunks() * 128;
+  if (run.down) {
+    if (lane == 0) {
+      while (load_relaxed(w.ready + run.block) < static_cast<uint32_t>(tiles_of(a.shape, false)))
+        __nanosleep(20);
+    }
+    __syncwarp();
+  }
+  const __nv_bfloat16* rows[kTiles];  // of this lane's token and part; null: no such row
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const int row = n * kTokensOfTile + g / 2;
+    rows[n] = nullptr;
+    if (row < block.count) {
+      rows[n] = run.down ? w.h + (static_cast<int64_t>(block.first + row) * 2 + g % 2) * i
+                         : w.x + (static_cast<int64_t>(w.row_token[block.first + row]) * 2 + g % 2) * d;
+    }
+  }
+  uint32_t b[kHeld][kTiles][16] = {};
+  auto load = [&](int row) {
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) {
+      const int chunk = (row + c) * k.parts + part;
+      if (chunk < k.chunks) load_operands<kTiles>(rows, chunk, b[c]);
+    }
+  };
+  if (k.rows <= kHeld) load(0);
+  for (int task = group; task < run.count + group; task += k.groups) {
+    const int mine = task < run.count ? own_rows : 0;
+    float sums[2][kTiles][4] = {};
+    for (int row = 0; row < k.rows; row += kHeld) {
+      if (k.rows > kHeld) load(row);
+        // Stage c holds chunk c of these.
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+        barrier_wait(ring.full + c, ring.parity);
+        const Codes codes = load_codes<kBlock>(stages + (c * kWarps + warp) * chunk_bytes(kBlock));
+        __syncwarp();
+        if (lane == 0) barrier_arrive(ring.empty + c);
+        if (row + c < mine) multiply<kBlock, kTiles>(codes, b[c], sums);
+      }
+      ring.parity ^= 1;
+    }
+    out.wait_empty();
+    float4* const to = buffers + (out.place * kWarps + warp) * kMaxTiles * 32 + lane;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {  // both parts of a token are neighbours
+      const float *first = sums[0][n], *second = sums[1][n];
+      to[n * 32] = {first[0] + first[1], first[2] + first[3], second[0] + second[1], second[2] + second[3]};
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(out.full + out.place);
+    out.advance();
+  }
+}
+
+}  // namespace nibble::cuda
