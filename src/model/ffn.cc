@@ -22,24 +22,24 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
     products.push_back({weights.shared.up, nullptr, narrow(act.ffn_up, spec.shared_width)});
   }
   input_products(step, products);
-  step.ops.route({.logits = logits,
-                  .bias_E = weights.router_bias,
-                  .spec = spec.router,
-                  .ids = ids,
-                  .weights = expert_weights});
+  const RouteArgs route = {.logits = logits,
+                           .bias_E = weights.router_bias,
+                           .spec = spec.router,
+                           .ids = ids,
+                           .weights = expert_weights};
+  step.ops.routed_ffn(route, {.x = act.normed,
+                              .ids = ids,
+                              .weights = expert_weights,
+                              .experts = *weights.experts,
+                              .activation = step.spec.activation,
+                              .scratch = {.gathered = act.expert_gathered,
+                                          .gate = narrow(act.expert_gate, spec.width),
+                                          .up = narrow(act.expert_up, spec.width),
+                                          .down = act.expert_down},
+                              .out = act.sublayer,
+                              .arithmetic = step.arithmetic,
+                              .add_to = step.add_to});
   if (step.trace != nullptr && step.trace->experts) step.trace->experts(layer, ids);
-  step.ops.expert_ffn({.x = act.normed,
-                       .ids = ids,
-                       .weights = expert_weights,
-                       .experts = *weights.experts,
-                       .activation = step.spec.activation,
-                       .scratch = {.gathered = act.expert_gathered,
-                                   .gate = narrow(act.expert_gate, spec.width),
-                                   .up = narrow(act.expert_up, spec.width),
-                                   .down = act.expert_down},
-                       .out = act.sublayer,
-                       .arithmetic = step.arithmetic,
-                       .add_to = step.add_to});
   if (spec.shared_width > 0) {
     const bool leaves_it = step.add_to.data == nullptr;
     glu_down(step, spec.shared_width,

@@ -35,6 +35,14 @@ void check_products(Rows<const float> x, std::span<const Product> products) {
   }
 }
 
+void check_route(const RouteArgs& args) {
+  NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.logits.rows);
+  const RouterSpec& spec = args.spec;
+  NIBBLE_CHECK(spec.n_group > 0 && args.logits.cols % spec.n_group == 0);
+  NIBBLE_CHECK(spec.topk_group > 0 && spec.topk_group <= spec.n_group);
+  NIBBLE_CHECK(args.ids.cols > 0 && args.ids.cols <= args.logits.cols / spec.n_group * spec.topk_group);
+}
+
 void check_kv(const KvView& kv) {
   NIBBLE_CHECK(kv.keys != nullptr && kv.values != nullptr && kv.table != nullptr);
   NIBBLE_CHECK(kv.page_tokens > 0 && kv.table_pages > 0 && kv.kv_heads > 0 && kv.head_dim > 0 &&
@@ -143,12 +151,20 @@ void Ops::add_bias(Rows<float> x, const float* bias) {
 }
 
 void Ops::route(const RouteArgs& args) {
-  NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.logits.rows);
-  const RouterSpec& spec = args.spec;
-  NIBBLE_CHECK(spec.n_group > 0 && args.logits.cols % spec.n_group == 0);
-  NIBBLE_CHECK(spec.topk_group > 0 && spec.topk_group <= spec.n_group);
-  NIBBLE_CHECK(args.ids.cols > 0 && args.ids.cols <= args.logits.cols / spec.n_group * spec.topk_group);
+  check_route(args);
   do_route(args);
+}
+
+void Ops::routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) {
+  NIBBLE_CHECK(route.ids.data == args.ids.data && route.weights.data == args.weights.data);
+  check_route(route);
+  check_expert_ffn(args);
+  do_routed_ffn(route, args);
+}
+
+void Ops::do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) {
+  do_route(route);
+  do_expert_ffn(args);
 }
 
 void Ops::linears(Rows<const float> x, std::span<const Product> products) {
@@ -209,7 +225,7 @@ Result<std::unique_ptr<PlacedExperts>> Ops::do_place_experts(std::span<const Exp
   return std::make_unique<PlacedExperts>(std::move(placed));
 }
 
-void Ops::expert_ffn(const ExpertFfnArgs& args) {
+void Ops::check_expert_ffn(const ExpertFfnArgs& args) const {
   NIBBLE_CHECK(same_shape(args.ids, args.weights) && args.ids.rows == args.x.rows &&
                same_shape(args.x, args.out));
   const int64_t routed_rows = args.ids.rows * args.ids.cols;
@@ -222,6 +238,10 @@ void Ops::expert_ffn(const ExpertFfnArgs& args) {
   NIBBLE_CHECK(is_activation(args.activation));
   NIBBLE_CHECK(args.add_to.data == nullptr || same_shape(args.add_to, args.out));
   NIBBLE_CHECK(!args.arithmetic.w4a4 || (does_w4a4() && d % nvfp4::kGroup == 0 && i % nvfp4::kGroup == 0));
+}
+
+void Ops::expert_ffn(const ExpertFfnArgs& args) {
+  check_expert_ffn(args);
   do_expert_ffn(args);
 }
 

@@ -93,8 +93,8 @@ struct Product {
   const Matrix& weight;
   const float* bias = nullptr;  // [N]; null: none
   Rows<float> out;
-  // Null: out is overwritten. Else the product is added to this, which is no input of it, and out is room that
-  // may be used.
+  // Null: out is overwritten. Else the product is added to this, which is no input of it, and out is room
+  // that may be used.
   Rows<float> add_to = {};
 };
 
@@ -183,6 +183,8 @@ class Ops {
   // out = mean of the streams.
   void hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
   void route(const RouteArgs& args);
+  // route, and expert_ffn of what it chose. REQUIRES the ids and weights of both to be the same.
+  void routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args);
   // out[t] = sum over a of weights[t, a] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, a], added
   // in the order of a. The experts' matrices may be of any formats.
   void expert_ffn(const ExpertFfnArgs& args);
@@ -236,9 +238,14 @@ class Ops {
   // Default: one linear a head.
   virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H,
                                Rows<float> out, int64_t out_head);
+  // Default: route, expert_ffn.
+  virtual void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args);
   // Default: group rows by expert on the host, gather, three linears an expert, combine. REQUIRES that host
   // code can read the backend's memory.
   virtual void do_expert_ffn(const ExpertFfnArgs& args);
+
+ private:
+  void check_expert_ffn(const ExpertFfnArgs& args) const;
 };
 
 }  // namespace nibble

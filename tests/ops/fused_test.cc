@@ -174,7 +174,7 @@ TEST_P(Fused, AttendAndGate) {
   }
 }
 
-TEST_P(Fused, ExpertsAndSum) {
+TEST_P(Fused, RoutingExpertsAndSum) {
   Random random(7);
   constexpr int64_t kExperts = 5, kChosen = 2, kWidth = 96, kExpertWidth = 64, kTokens = 6;
   std::vector<TestMatrix> matrices;
@@ -188,33 +188,49 @@ TEST_P(Fused, ExpertsAndSum) {
     experts.push_back({matrices[at].matrix, matrices[at + 1].matrix, matrices[at + 2].matrix});
   }
   const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts);
+  const float bias[kExperts] = {0.1f, -0.3f, 0.0f, 0.2f, 0.05f};
   const RowsBuffer x = RowsBuffer::random(random, kTokens, kWidth, 1),
-                   weights = RowsBuffer::random(random, kTokens, kChosen),
+                   logits = RowsBuffer::random(random, kTokens, kExperts, 1),
                    residual = RowsBuffer::random(random, kTokens, kWidth, 2);
-  std::vector<int32_t> ids;
-  for (int64_t t = 0; t < kTokens; ++t) {
-    const auto first = static_cast<int32_t>(random.below(kExperts));
-    ids.insert(ids.end(), {first, static_cast<int32_t>((first + 1) % kExperts)});
+  for (RouterScore score : {RouterScore::kSigmoid, RouterScore::kSoftmaxAll, RouterScore::kSoftmaxChosen}) {
+    for (int64_t tokens : {int64_t{1}, kTokens}) {
+      const int64_t routed = tokens * kChosen;
+      RowsBuffer gathered(routed, kWidth), gate(routed, kExpertWidth), up(routed, kExpertWidth),
+          down(routed, kWidth), weights(tokens, kChosen), weights_apart(tokens, kChosen);
+      std::vector<int32_t> ids(static_cast<size_t>(routed)), ids_apart = ids;
+      auto route = [&](std::vector<int32_t>& to, RowsBuffer& to_weights) {
+        return RouteArgs{.logits = logits.read().slice(0, tokens),
+                         .bias_E = bias,
+                         .spec = {.score = score},
+                         .ids = {to.data(), tokens, kChosen},
+                         .weights = to_weights.view()};
+      };
+      auto ffn = [&](const RouteArgs& args, Rows<float> out, Rows<float> add_to) {
+        return ExpertFfnArgs{.x = x.read().slice(0, tokens),
+                             .ids = args.ids,
+                             .weights = args.weights,
+                             .experts = *placed,
+                             .activation = {},
+                             .scratch = {gathered.view(), gate.view(), up.view(), down.view()},
+                             .out = out,
+                             .add_to = add_to};
+      };
+      RowsBuffer wanted(tokens, kWidth), out(tokens, kWidth), room(tokens, kWidth), wanted_sum = residual,
+                                                                                    sum = residual;
+      const RouteArgs apart = route(ids_apart, weights_apart), together = route(ids, weights);
+      ops_->route(apart);
+      ops_->expert_ffn(ffn(apart, wanted.view(), {}));
+      ops_->add(wanted.read(), wanted_sum.view().slice(0, tokens));
+
+      ops_->routed_ffn(together, ffn(together, out.view(), {}));
+      EXPECT_EQ(ids, ids_apart);
+      EXPECT_TRUE(same_bits(weights.read(), weights_apart.read()));
+      EXPECT_TRUE(same_bits(out.read(), wanted.read()));
+      ops_->routed_ffn(together, ffn(together, room.view(), sum.view().slice(0, tokens)));
+      EXPECT_TRUE(same_bits(sum.read(), wanted_sum.read()));
+      EXPECT_TRUE(sum.gaps_untouched());
+    }
   }
-  auto run = [&](Rows<float> out, Rows<float> add_to) {
-    const int64_t routed = kTokens * kChosen;
-    RowsBuffer gathered(routed, kWidth), gate(routed, kExpertWidth), up(routed, kExpertWidth),
-        down(routed, kWidth);
-    ops_->expert_ffn({.x = x.read(),
-                      .ids = {ids.data(), kTokens, kChosen},
-                      .weights = weights.read(),
-                      .experts = *placed,
-                      .activation = {},
-                      .scratch = {gathered.view(), gate.view(), up.view(), down.view()},
-                      .out = out,
-                      .add_to = add_to});
-  };
-  RowsBuffer wanted(kTokens, kWidth), wanted_sum = residual, room(kTokens, kWidth), sum = residual;
-  run(wanted.view(), {});
-  ops_->add(wanted.read(), wanted_sum.view());
-  run(room.view(), sum.view());
-  EXPECT_TRUE(same_bits(sum.read(), wanted_sum.read()));
-  EXPECT_TRUE(sum.gaps_untouched());
 }
 
 INSTANTIATE_ON_ALL_BACKENDS(Fused);

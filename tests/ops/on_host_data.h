@@ -179,11 +179,7 @@ class OnHostData {
   }
   void route(RouteArgs args) {
     Call call(*this);
-    args.logits = call.in(args.logits);
-    if (args.bias_E != nullptr) args.bias_E = call.in(args.bias_E, args.logits.cols);
-    args.ids = call.out(args.ids);
-    args.weights = call.out(args.weights);
-    ops_->route(args);
+    ops_->route(bring_route(call, args));
   }
   // REQUIRES that the experts' bytes live as long as this.
   std::unique_ptr<PlacedExperts> place_experts(std::span<const ExpertWeights> host) {
@@ -198,16 +194,12 @@ class OnHostData {
   // The scratch comes back as well: a test may look at what is left in it.
   void expert_ffn(const ExpertFfnArgs& args) {
     Call call(*this);
-    const ExpertScratch& s = args.scratch;
-    ops_->expert_ffn({call.in(args.x),
-                      call.in(args.ids),
-                      call.in(args.weights),
-                      args.experts,
-                      args.activation,
-                      {call.out(s.gathered), call.out(s.gate), call.out(s.up), call.out(s.down)},
-                      call.out(args.out),
-                      args.arithmetic,
-                      args.add_to.data != nullptr ? call.out(args.add_to) : Rows<float>()});
+    ops_->expert_ffn(bring_experts(call, args));
+  }
+  void routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) {
+    Call call(*this);
+    const RouteArgs on_device = bring_route(call, route);
+    ops_->routed_ffn(on_device, bring_experts(call, args));
   }
 
  private:
@@ -303,6 +295,25 @@ class OnHostData {
     args.out = call.out(args.out);
     if (args.sinks_H != nullptr) args.sinks_H = call.in(args.sinks_H, heads);
     if (args.gate_kind != OutputGate::kNone) args.gate = call.in(args.gate);
+  }
+  RouteArgs bring_route(Call& call, RouteArgs args) {
+    args.logits = call.in(args.logits);
+    if (args.bias_E != nullptr) args.bias_E = call.in(args.bias_E, args.logits.cols);
+    args.ids = call.out(args.ids);
+    args.weights = call.out(args.weights);
+    return args;
+  }
+  ExpertFfnArgs bring_experts(Call& call, const ExpertFfnArgs& args) {
+    const ExpertScratch& s = args.scratch;
+    return {call.in(args.x),
+            call.in(args.ids),
+            call.in(args.weights),
+            args.experts,
+            args.activation,
+            {call.out(s.gathered), call.out(s.gate), call.out(s.up), call.out(s.down)},
+            call.out(args.out),
+            args.arithmetic,
+            args.add_to.data != nullptr ? call.out(args.add_to) : Rows<float>()};
   }
   // `placed` has what the products point to.
   std::vector<Product> bring_products(Call& call, std::span<const HostProduct> products,

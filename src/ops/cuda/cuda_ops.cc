@@ -278,16 +278,17 @@ class CudaOps final : public Ops {
   }
   void do_route(const RouteArgs& args) override { cuda::route(stream(), args); }
 
+  void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) override {
+    const auto& experts = static_cast<const CudaExperts&>(args.experts);
+    if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args);
+    packed_expert_ffn(args, experts, &route);
+  }
   void do_expert_ffn(const ExpertFfnArgs& args) override {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     const ExpertScratch& s = args.scratch;
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
-    if (experts.tensor) {
-      packed_expert_ffn(args, experts);
-      if (args.add_to.data != nullptr) cuda::add(stream(), args.out, args.add_to);
-      return;
-    }
+    if (experts.tensor) return packed_expert_ffn(args, experts, nullptr);
     auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
@@ -374,10 +375,13 @@ class CudaOps final : public Ops {
     return std::unique_ptr<PlacedExperts>(std::move(placed));
   }
 
-  void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts) {
+  // route null: ids and weights are there.
+  void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts, const RouteArgs* route) {
     cuda::MoeShape shape = *experts.tensor;
     shape.chosen = static_cast<int>(args.ids.cols);
     const int tokens = static_cast<int>(args.ids.rows);
+    const bool adds = args.add_to.data != nullptr;
+    const Rows<float>& out = adds ? args.add_to : args.out;
     cuda::check(cuda::moe_decode({.shape = shape,
                                   .experts = experts.packed_table.as<cuda::PackedExpert>(),
                                   .activation = args.activation,
@@ -388,10 +392,13 @@ class CudaOps final : public Ops {
                                   .ids_stride = args.ids.stride,
                                   .weights = args.weights.data,
                                   .weights_stride = args.weights.stride,
-                                  .out = args.out.data,
-                                  .out_stride = args.out.stride,
+                                  .out = out.data,
+                                  .out_stride = out.stride,
+                                  .adds = adds,
                                   .workspace = scratch<char>(cuda::moe_decode_workspace_bytes(shape, tokens),
-                                                             "expert_ffn: rows")},
+                                                             "expert_ffn: rows"),
+                                  .route = route,
+                                  .arrived = counters(1)},
                                  stream()),
                 "expert_ffn");
   }
@@ -436,12 +443,7 @@ class CudaOps final : public Ops {
     const int64_t a_row = cuda::attend_row_scratch(args, selection);
     const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
     auto* pieces = scratch<float>(rows * a_row, "attend: pieces");
-    const int64_t heads = rows * (args.q.cols / args.kv.head_dim);
-    if (grow(attend_counters_, heads * static_cast<int64_t>(sizeof(uint32_t)), "attend: counters")) {
-      const std::vector<uint32_t> zeros(static_cast<size_t>(heads));
-      memory_.upload(attend_counters_.as<void>(), zeros.data(), attend_counters_.bytes());
-    }
-    cuda::attend(stream(), args, selection, pieces, rows, attend_counters_.as<uint32_t>());
+    cuda::attend(stream(), args, selection, pieces, rows, counters(rows * (args.q.cols / args.kv.head_dim)));
   }
 
   // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
@@ -505,6 +507,14 @@ class CudaOps final : public Ops {
     grow(scratch_, elements * static_cast<int64_t>(sizeof(T)), purpose);
     return scratch_.as<T>();
   }
+  // Zero, and kernels leave them so.
+  uint32_t* counters(int64_t count) {
+    if (grow(counters_, count * static_cast<int64_t>(sizeof(uint32_t)), "counters")) {
+      const std::vector<uint32_t> zeros(static_cast<size_t>(count));
+      memory_.upload(counters_.as<void>(), zeros.data(), counters_.bytes());
+    }
+    return counters_.as<uint32_t>();
+  }
   // Whether it was too small.
   bool grow(Buffer& buffer, int64_t bytes, const char* purpose) {
     if (bytes <= buffer.bytes()) return false;
@@ -537,7 +547,7 @@ class CudaOps final : public Ops {
   Buffer staging_;  // a weight on its way to its own order
   std::map<std::vector<const void*>, MatrixTable> head_tables_;
   Buffer scratch_;
-  Buffer attend_counters_;
+  Buffer counters_;
   std::unordered_map<uint64_t, cudaGraphExec_t> graphs_;  // null: came once
 };
 

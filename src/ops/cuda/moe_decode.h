@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "ops/activation.h"
+#include "ops/op_args.h"
 #include "ops/cuda/moe_tiles.h"
 
 namespace nibble::cuda {
@@ -57,9 +58,13 @@ struct MoeDecodeArgs {
   int64_t ids_stride = 0;
   const float* weights = nullptr;  // [T, A]
   int64_t weights_stride = 0;
-  float* out = nullptr;  // [T, D], overwritten
+  float* out = nullptr;  // [T, D], overwritten, or where `adds`, added to
   int64_t out_stride = 0;
+  bool adds = false;
   void* workspace = nullptr;  // moe_decode_workspace_bytes()
+  // Host; null: ids and weights are there. Else they come of this, in the same launch as the grouping.
+  const RouteArgs* route = nullptr;
+  uint32_t* arrived = nullptr;  // with route: a counter, zero, and zero again afterwards
 };
 
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);

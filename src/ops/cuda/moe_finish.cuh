@@ -116,10 +116,11 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, int b
       }
     }
     float* out = a.out + t * a.out_stride + column;
-    if (column < s.model) out[0] = sum.x;
-    if (column + 1 < s.model) out[1] = sum.y;
-    if (column + 2 < s.model) out[2] = sum.z;
-    if (column + 3 < s.model) out[3] = sum.w;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      if (column + v < s.model) out[v] = a.adds ? out[v] + sums[v] : sums[v];
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_workspace.h"
 #include "ops/cuda/primitives.cuh"
+#include "ops/cuda/route_row.cuh"
 #include "ops/cuda/tile_decode.cuh"
 
 namespace nibble::cuda {
@@ -11,30 +12,31 @@ namespace {
 // Relative times of a pass over an expert's weights with one tile of tokens, and with two.
 constexpr int kOneTileCost = 1024, kTwoTilesCost = 1152;
 
-// Block 0: rows in the stable order of (expert, token), cut into row blocks; counters to zero. The others:
-// the two parts of x.
-__global__ void __launch_bounds__(1024) group_kernel(MoeDecodeArgs a, int multiprocessors) {
-  dependency_wait();
-  dependency_launch();
+constexpr int kThreads = 1024;
+static_assert(kThreads == kRouteThreads && kThreads == kMaxExperts);
+
+// The two parts of x, by the blocks from `first` on.
+__device__ void split_x(const MoeDecodeArgs& a, const Workspace& w, int first) {
   const MoeShape& s = a.shape;
-  const Workspace w = workspace_at(static_cast<char*>(a.workspace), s, a.tokens);
   const int d = (s.model + 127) / 128 * 128;
-  if (blockIdx.x > 0) {
-    const int64_t count = static_cast<int64_t>(a.tokens) * d;
-    const int64_t step = static_cast<int64_t>(gridDim.x - 1) * blockDim.x;
-    for (int64_t id = (blockIdx.x - 1) * static_cast<int64_t>(blockDim.x) + threadIdx.x; id < count;
-         id += step) {
-      const int64_t t = id / d;
-      const int c = static_cast<int>(id % d);
-      __nv_bfloat16* to = w.x + t * 2 * d + operand_place<32>(c);
-      split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, to[0], to[d]);
-    }
-    return;
+  const int64_t count = static_cast<int64_t>(a.tokens) * d;
+  const int64_t step = static_cast<int64_t>(gridDim.x - first) * kThreads;
+  for (int64_t id = (blockIdx.x - first) * static_cast<int64_t>(kThreads) + threadIdx.x; id < count;
+       id += step) {
+    const int64_t t = id / d;
+    const int c = static_cast<int>(id % d);
+    __nv_bfloat16* to = w.x + t * 2 * d + operand_place<32>(c);
+    split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, to[0], to[d]);
   }
+}
+
+// Rows in the stable order of (expert, token), cut into row blocks, and shares of them; counters to zero.
+__device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors) {
+  const MoeShape& s = a.shape;
   const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
   if (me == 0) *w.finished = 0;
   for (int i = me; i < max_blocks(s.experts, rows); i += 1024) w.ready[i] = 0;
-  auto id = [&](int row) { return a.ids[row / s.chosen * a.ids_stride + row % s.chosen]; };
+  auto id = [&](int row) { return __ldcg(a.ids + row / s.chosen * a.ids_stride + row % s.chosen); };
 
   // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
   __shared__ int next_row[kMaxExperts];  // first the count, then the place of the expert's next row
@@ -120,6 +122,39 @@ __global__ void __launch_bounds__(1024) group_kernel(MoeDecodeArgs a, int multip
   }
 }
 
+__global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, int multiprocessors) {
+  dependency_wait();
+  dependency_launch();
+  const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
+  if (blockIdx.x > 0) return split_x(a, w, 1);
+  group(a, w, multiprocessors);
+}
+
+// A block routes a row, and the last of them to end groups all.
+__global__ void __launch_bounds__(kThreads)
+    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, int multiprocessors, uint32_t* arrived) {
+  extern __shared__ __align__(16) uint32_t s_keys[];
+  __shared__ float s_warps[kThreads / kWarp];
+  __shared__ bool s_is_last;
+  dependency_wait();
+  dependency_launch();
+  const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
+  if (static_cast<int>(blockIdx.x) >= a.tokens) return split_x(a, w, a.tokens);
+  route_row(route, blockIdx.x, s_keys, s_warps);
+  __syncthreads();
+  if (a.tokens > 1) {
+    if (threadIdx.x == 0) {
+      __threadfence();
+      s_is_last = atomicAdd(arrived, 1) == static_cast<uint32_t>(a.tokens) - 1;
+      if (s_is_last) *arrived = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!s_is_last) return;
+  }
+  group(a, w, multiprocessors);
+}
+
 }  // namespace
 
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
@@ -128,8 +163,18 @@ int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
 
 cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
   const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
-  const int grid = 1 + static_cast<int>(std::min<int64_t>((elements + 1023) / 1024, multiprocessors));
-  launch_early(group_kernel, grid, 1024, 0, stream, args, multiprocessors);
+  const auto splitting =
+      static_cast<int>(std::min<int64_t>((elements + kThreads - 1) / kThreads, multiprocessors));
+  if (args.route == nullptr) {
+    launch_early(group_kernel, 1 + splitting, kThreads, 0, stream, args, multiprocessors);
+    return cudaGetLastError();
+  }
+  const int bytes = route_shared_bytes(*args.route);
+  const cudaError_t error =
+      cudaFuncSetAttribute(route_and_group_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  launch_early(route_and_group_kernel, args.tokens + splitting, kThreads, static_cast<size_t>(bytes), stream,
+               *args.route, args, multiprocessors, args.arrived);
   return cudaGetLastError();
 }
 
