@@ -61,9 +61,6 @@ __device__ inline uint64_t evict_first_policy() {
 // Brings the line of `p` into L2.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Two warps meet. id: 1 to 15, one for each pair.
-__device__ inline void pair_barrier(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
-
 // A counter between multiprocessors. add_release: what this warp wrote before (up to its last __syncwarp) is
 // seen by who sees the sum. load_relaxed without an acquire behind it, which would empty the first-level
 // cache: enough for data that no multiprocessor can have cached before the counter told of it, since it is
