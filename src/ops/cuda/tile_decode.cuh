@@ -38,6 +38,15 @@ __device__ inline void split(float value, __nv_bfloat16& high, __nv_bfloat16& lo
   low = __float2bfloat16_rn(value - __bfloat162float(high));
 }
 
+// The same of two floats, as pairs.
+__device__ inline void split(float x, float y, uint32_t& high, uint32_t& low) {
+  const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+  high = *reinterpret_cast<const uint32_t*>(&h);
+  const __nv_bfloat162 l =
+      __floats2bfloat162_rn(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xFFFF0000u));
+  low = *reinterpret_cast<const uint32_t*>(&l);
+}
+
 // Where column c of a row of operands stands, of chunks in which a lane has kOfLane columns: of every lane's
 // columns the first eight, then the second ..., so that the four lanes that share a row load 64 neighbouring
 // bytes at a time.
