@@ -33,9 +33,12 @@ struct Layout {
   static constexpr int kWeightBytes = kTaskPairs * Tiles<kKind>::kBytes;
   static constexpr int kRowBytes = Tiles<kKind>::kParts * kUnitBytes;
   static constexpr int kValues = kTokens / 2;  // of a thread
-  // [block that sent][value][thread]
-  static constexpr int kExchangeBytes = kSplit == 1 ? 0 : kValues * kWarps * 32 * 4;
-  static constexpr int kBarrierBytes = ((2 * kMaxStages + 2 * kWarps) * 8 + 127) / 128 * 128;
+  // What other blocks send lies in [buffer][block that sent][value][thread]. With two buffers a task's sums
+  // are finished after the products of the next task, when nobody has to wait for them any more.
+  static constexpr int kBuffers = kTokens <= 64 ? 2 : 1;
+  static constexpr int kBufferBytes = kSplit == 1 ? 0 : kValues * kWarps * 32 * 4;
+  static constexpr int kExchangeBytes = kBuffers * kBufferBytes;
+  static constexpr int kBarrierBytes = ((2 * kMaxStages + 2 * kBuffers * kWarps) * 8 + 127) / 128 * 128;
   static constexpr int kRingBytes = kSharedBytes - kExchangeBytes - kBarrierBytes;
 };
 
@@ -87,18 +90,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* const empty = full + kMaxStages;
-  uint64_t* const sent = empty + kMaxStages;  // of each warp: what all four blocks send to it is there
-  uint64_t* const taken = sent + kWarps;      // and they all have taken what it sent
+  // Of each buffer and warp: what all four blocks send to it is there; and they all have taken what it sent.
+  uint64_t* const sent = empty + kMaxStages;
+  uint64_t* const taken = sent + L::kBuffers * kWarps;
   float* const exchange = reinterpret_cast<float*>(shared + L::kBarrierBytes);
   uint8_t* const weights_ring = shared + L::kBarrierBytes + L::kExchangeBytes;
   uint8_t* const rows_ring = weights_ring + ring.stages * L::kWeightBytes;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < ring.stages; ++i) {
-      barrier_init(full + i);
+      barrier_init(full + i, kTaskPairs);
       barrier_init(empty + i, kWarps);
     }
-    for (int i = 0; i < kWarps; ++i) {
+    for (int i = 0; i < L::kBuffers * kWarps; ++i) {
       barrier_init(sent + i);
       barrier_init(taken + i, kSplit);
     }
@@ -120,19 +124,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (warp >= kWarps) {
     registers_down<40>();
-    if (threadIdx.x == kWarps * 32 && begin < end) {
+    // A thread a pair of tiles, for one takes as long to start its copies as the memory to do them; the first
+    // copies the rows of x, too.
+    const int pair = warp - kWarps;
+    if (lane == 0 && begin < end) {
       const uint64_t weights_policy = evict_first_policy(), rows_policy = normal_policy();
       struct Place {
         int task, chunk;
-        const uint8_t* tiles;
-        int pairs;
+        const uint8_t* chunks;  // of this pair of tiles; null: it has none
       };
       auto enter = [&](Place& at) {
         if (at.task >= tasks) return;
         const TilePlace place = tile_place(p, at.task / row_blocks, kGemmRows);
-        at.tiles = place.product.tiles + static_cast<int64_t>(place.tile) * kTaskPairs * all * T::kBytes;
-        at.pairs = min(kTaskPairs, static_cast<int>((place.product.n + kTaskRows - 1) / kTaskRows) -
-                                       place.tile * kTaskPairs);
+        const int64_t n = static_cast<int64_t>(place.tile) * kGemmRows + pair * kTaskRows;
+        at.chunks = n < place.product.n ? place.product.tiles + n / kTaskRows * all * T::kBytes : nullptr;
       };
       auto next = [&](Place& at) {
         if (++at.chunk < end) return;
@@ -140,24 +145,26 @@ __global__ void __launch_bounds__(kThreads, 1)
         at.task += task_step;
         enter(at);
       };
-      auto needs_rows = [&](const Place& at) { return !ring.keeps_rows || at.task == first_task; };
+      auto copies_rows = [&](const Place& at) {
+        return pair == 0 && (!ring.keeps_rows || at.task == first_task);
+      };
       auto copy_weights = [&](const Place& at, int stage) {
-        barrier_expect(full + stage, at.pairs * T::kBytes + (needs_rows(at) ? L::kRowBytes : 0));
-        for (int i = 0; i < at.pairs; ++i) {
-          bulk_copy(weights_ring + stage * L::kWeightBytes + i * T::kBytes,
-                    at.tiles + (static_cast<int64_t>(i) * all + at.chunk) * T::kBytes, T::kBytes,
-                    full + stage, weights_policy);
-        }
+        barrier_expect(full + stage,
+                       (at.chunks != nullptr ? T::kBytes : 0) + (copies_rows(at) ? L::kRowBytes : 0));
+        if (at.chunks == nullptr) return;
+        bulk_copy(weights_ring + stage * L::kWeightBytes + pair * T::kBytes,
+                  at.chunks + static_cast<int64_t>(at.chunk) * T::kBytes, T::kBytes, full + stage,
+                  weights_policy);
       };
       auto copy_rows = [&](const Place& at, int stage) {
-        if (!needs_rows(at)) return;
+        if (!copies_rows(at)) return;
         const int slot = ring.keeps_rows ? at.chunk - begin : stage;
         const int64_t unit = static_cast<int64_t>(at.task % row_blocks) * units + at.chunk * T::kParts;
         bulk_copy(rows_ring + slot * L::kRowBytes,
                   static_cast<const uint8_t*>(p.workspace) + unit * L::kUnitBytes, L::kRowBytes, full + stage,
                   rows_policy);
       };
-      Place at{first_task, begin, nullptr, 0};
+      Place at{first_task, begin, nullptr};
       enter(at);
       Place rows_at = at;
       int filled = 0;
@@ -186,11 +193,62 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint64_t weights0 = operand(weights_ring + warpgroup * 2 * T::kBytes, 128, kBF16HalfBytes);
     const uint64_t rows0 = operand(rows_ring, kTokens * 16, 128);
     int stage = 0;
-    uint32_t parity = 0, task_parity = 0;
+    uint32_t parity = 0;
     auto release = [&](int of_stage) {
       if (lane == 0) barrier_arrive(empty + of_stage);
     };
+    // Value i of a thread: row 8 (i / 2 % 2) + g of the warp's tile, rows of x 8 (i / 4) + 2 q + i % 2.
+    auto store = [&]<int kCount>(int task, int first_value, const float(&sums)[kCount]) {
+      const TilePlace place = tile_place(p, task / row_blocks, kGemmRows);
+      const int64_t n0 = static_cast<int64_t>(place.tile) * kGemmRows + warp * kTileRows + g;
+      const int row0 = task % row_blocks * kTokens + 2 * q;
+#pragma unroll
+      for (int value = 0; value < kCount; ++value) {
+        const int i = first_value + value;
+        const int64_t n = n0 + i / 2 % 2 * 8;
+        const int row = row0 + i / 4 * 8 + i % 2;
+        if (n < place.product.n && row < p.rows)
+          place.product.out[row * place.product.out_stride + n] =
+              finished<kKind>(sums[value], place.product, n);
+      }
+    };
+    // Between the blocks of a cluster. number: of the block's tasks.
+    constexpr int kShare = L::kValues / kSplit;
+    auto send = [&](int number, const float(&of_group)[L::kValues]) {
+      const int buffer = number % L::kBuffers, use = number / L::kBuffers;
+      const int at = buffer * kWarps + warp;
+      if (use > 0) cluster_wait(taken + at, (use - 1) % 2);
+      if (lane == 0) barrier_expect(sent + at, kSplit * kShare * 32 * sizeof(float));
+      const uint32_t place =
+          buffer * L::kBufferBytes + (rank * kShare * kWarps * 32 + threadIdx.x) * sizeof(float);
+#pragma unroll
+      for (int to = 0; to < kSplit; ++to) {
+        const uint32_t address = cluster_address(exchange, to) + place;
+        const uint32_t barrier = cluster_address(sent + at, to);
+#pragma unroll
+        for (int i = 0; i < kShare; ++i)
+          cluster_store(address + i * kWarps * 32 * sizeof(float), of_group[to * kShare + i], barrier);
+      }
+    };
+    auto receive = [&](int number, int task) {
+      const int buffer = number % L::kBuffers, use = number / L::kBuffers;
+      const int at = buffer * kWarps + warp;
+      cluster_wait(sent + at, use % 2);
+      const float* const from = exchange + buffer * (L::kBufferBytes / 4) + threadIdx.x;
+      float share[kShare] = {};
+#pragma unroll
+      for (int i = 0; i < kShare; ++i) {
+#pragma unroll
+        for (int group = 0; group < kSplit; ++group) share[i] += from[(group * kShare + i) * kWarps * 32];
+      }
+      // Before the results go out: the arrival would wait for them.
+      __syncwarp();
+      if (lane < kSplit) cluster_arrive(cluster_address(taken + at, lane));
+      store(task, rank * kShare, share);
+    };
+
     float products[L::kValues] = {};
+    int number = 0;
     for (int task = first_task; task < tasks; task += task_step) {
       float of_group[L::kValues] = {}, sums[L::kValues] = {};
       int chunk = begin;
@@ -250,47 +308,17 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
       }
 
-      const auto [product, tile] = tile_place(p, task / row_blocks, kGemmRows);
-      // Value i of a thread: row 8 (i / 2 % 2) + g of the warp's tile, rows of x 8 (i / 4) + 2 q + i % 2.
-      const int64_t n0 = static_cast<int64_t>(tile) * kGemmRows + warp * kTileRows + g;
-      const int row0 = task % row_blocks * kTokens + 2 * q;
-      auto finish = [&](int i, float sum) {
-        const int64_t n = n0 + i / 2 % 2 * 8;
-        const int row = row0 + i / 4 * 8 + i % 2;
-        if (n < product.n && row < p.rows)
-          product.out[row * product.out_stride + n] = finished<kKind>(sum, product, n);
-      };
       if constexpr (kSplit == 1) {
-#pragma unroll
-        for (int i = 0; i < L::kValues; ++i) finish(i, sums[i]);
+        store(task, 0, sums);
       } else {
-        constexpr int kShare = L::kValues / kSplit;
-        if (task != first_task) cluster_wait(taken + warp, task_parity ^ 1);
-        if (lane == 0) barrier_expect(sent + warp, kSplit * kShare * 32 * sizeof(float));
-        const uint32_t place = (rank * kShare * kWarps * 32 + threadIdx.x) * sizeof(float);
-#pragma unroll
-        for (int to = 0; to < kSplit; ++to) {
-          const uint32_t address = cluster_address(exchange, to) + place;
-          const uint32_t barrier = cluster_address(sent + warp, to);
-#pragma unroll
-          for (int i = 0; i < kShare; ++i)
-            cluster_store(address + i * kWarps * 32 * sizeof(float), of_group[to * kShare + i], barrier);
-        }
-        cluster_wait(sent + warp, task_parity);
-#pragma unroll
-        for (int i = 0; i < kShare; ++i) {
-#pragma unroll
-          for (int group = 0; group < kGroups; ++group)
-            sums[i] += exchange[(group * kShare + i) * kWarps * 32 + threadIdx.x];
-        }
-        // Before the results go out: the arrival would wait for them.
-        __syncwarp();
-        if (lane < kSplit) cluster_arrive(cluster_address(taken + warp, lane));
-#pragma unroll
-        for (int i = 0; i < kShare; ++i) finish(rank * kShare + i, sums[i]);
-        task_parity ^= 1;
+        send(number, of_group);
+        const int late = L::kBuffers - 1;
+        if (number >= late) receive(number - late, task - late * task_step);
+        ++number;
       }
     }
+    if (kSplit > 1 && L::kBuffers > 1 && number > 0)
+      receive(number - 1, first_task + (number - 1) * task_step);
   }
   // Nobody leaves while another may still write to it.
   if constexpr (kSplit > 1) cluster_barrier();
@@ -361,12 +389,12 @@ cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
     default:
       if (kMost > 64 && args.rows <= 64) return launch_split<kKind, 64, 4>(args, stream);
   }
-  // A quarter of a task each is more even, a whole one has less to exchange.
+  // A quarter of a task each is more even, a whole one is faster in itself.
   const int64_t tasks = tile_count(args, kGemmRows) * ((args.rows + kMost - 1) / kMost);
   const int64_t quarters_whole = (tasks + multiprocessors - 1) / multiprocessors * 4;
   const int64_t quarters_split = (tasks + multiprocessors / 4 - 1) / (multiprocessors / 4);
-  return quarters_split * 10 < quarters_whole * 9 ? launch_split<kKind, kMost, 4>(args, stream)
-                                                  : launch_split<kKind, kMost, 1>(args, stream);
+  return quarters_split * 3 < quarters_whole * 2 ? launch_split<kKind, kMost, 4>(args, stream)
+                                                 : launch_split<kKind, kMost, 1>(args, stream);
 }
 
 }  // namespace

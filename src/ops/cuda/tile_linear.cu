@@ -130,11 +130,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         uint32_t a[2][4][4];
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) load_tile<kKind>(chunk, tile, lane, part, a[tile]);
-        if (part == T::kParts - 1) {
-          __syncwarp();
-          if (lane == 0) feed(stage);
-          if (++stage == kStages) stage = 0, parity ^= 1;
-        }
         if (part > 0) load(part);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
@@ -156,6 +151,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
           }
         }
       }
+      // Behind the products: once they are issued, what was loaded from the stage is in registers. Right
+      // behind the loads a copy has been seen to overtake them.
+      __syncwarp();
+      if (lane == 0) feed(stage);
+      if (++stage == kStages) stage = 0, parity ^= 1;
     }
     constexpr int kValues = kTiles * 8;
 #pragma unroll
