@@ -33,12 +33,12 @@ struct Layout {
   static constexpr int kWeightBytes = kTaskPairs * Tiles<kKind>::kBytes;
   static constexpr int kRowBytes = Tiles<kKind>::kParts * kUnitBytes;
   static constexpr int kValues = kTokens / 2;  // of a thread
-  // What other blocks send lies in [buffer][block that sent][value][thread]. With two buffers a task's sums
-  // are finished after the products of the next task, when nobody has to wait for them any more.
-  static constexpr int kBuffers = kTokens <= 64 ? 2 : 1;
-  static constexpr int kBufferBytes = kSplit == 1 ? 0 : kValues * kWarps * 32 * 4;
-  static constexpr int kExchangeBytes = kBuffers * kBufferBytes;
-  static constexpr int kBarrierBytes = ((2 * kMaxStages + 2 * kBuffers * kWarps) * 8 + 127) / 128 * 128;
+  // Values go to the other blocks of a cluster in rounds, so that they do not need much room: [2
+  // buffers][block that sent][value][thread].
+  static constexpr int kRoundValues = std::min(kValues, 32), kRounds = kValues / kRoundValues;
+  static constexpr int kBufferBytes = kSplit == 1 ? 0 : kRoundValues * kWarps * 32 * 4;
+  static constexpr int kExchangeBytes = 2 * kBufferBytes;
+  static constexpr int kBarrierBytes = ((2 * kMaxStages + 2 * kWarps) * 8 + 127) / 128 * 128;
   static constexpr int kRingBytes = kSharedBytes - kExchangeBytes - kBarrierBytes;
 };
 
@@ -90,9 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* const full = reinterpret_cast<uint64_t*>(shared);
   uint64_t* const empty = full + kMaxStages;
-  // Of each buffer and warp: what all four blocks send to it is there; and they all have taken what it sent.
-  uint64_t* const sent = empty + kMaxStages;
-  uint64_t* const taken = sent + L::kBuffers * kWarps;
+  uint64_t* const sent = empty + kMaxStages;  // of each buffer and warp: what all blocks send to it is there
   float* const exchange = reinterpret_cast<float*>(shared + L::kBarrierBytes);
   uint8_t* const weights_ring = shared + L::kBarrierBytes + L::kExchangeBytes;
   uint8_t* const rows_ring = weights_ring + ring.stages * L::kWeightBytes;
@@ -102,10 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(full + i, kTaskPairs);
       barrier_init(empty + i, kWarps);
     }
-    for (int i = 0; i < L::kBuffers * kWarps; ++i) {
-      barrier_init(sent + i);
-      barrier_init(taken + i, kSplit);
-    }
+    for (int i = 0; i < 2 * kWarps; ++i) barrier_init(sent + i);
     barrier_init_fence();
   }
   if constexpr (kSplit > 1) {
@@ -212,43 +207,41 @@ __global__ void __launch_bounds__(kThreads, 1)
               finished<kKind>(sums[value], place.product, n);
       }
     };
-    // Between the blocks of a cluster. number: of the block's tasks.
-    constexpr int kShare = L::kValues / kSplit;
-    auto send = [&](int number, const float(&of_group)[L::kValues]) {
-      const int buffer = number % L::kBuffers, use = number / L::kBuffers;
-      const int at = buffer * kWarps + warp;
-      if (use > 0) cluster_wait(taken + at, (use - 1) % 2);
-      if (lane == 0) barrier_expect(sent + at, kSplit * kShare * 32 * sizeof(float));
+    // Between the blocks of a cluster; round: counted over all tasks. What the round before brought is
+    // received before this one's is sent, so that who has received a block's round knows that it is done with
+    // the buffer of the one before; and it was sent a task ago, so that nobody waits.
+    constexpr int kShare = L::kRoundValues / kSplit;
+    auto receive = [&](int round) {
+      const int buffer = round % 2;
+      cluster_wait(sent + buffer * kWarps + warp, round / 2 % 2);
+      const float* const from = exchange + buffer * (L::kBufferBytes / 4) + threadIdx.x;
+      float sums[kShare] = {};
+#pragma unroll
+      for (int i = 0; i < kShare; ++i) {
+#pragma unroll
+        for (int group = 0; group < kSplit; ++group) sums[i] += from[(group * kShare + i) * kWarps * 32];
+      }
+      store(first_task + round / L::kRounds * task_step, round % L::kRounds * L::kRoundValues + rank * kShare,
+            sums);
+    };
+    auto send = [&](int round, const float* values) {
+      const int buffer = round % 2;
+      uint64_t* const barrier = sent + buffer * kWarps + warp;
+      if (lane == 0) barrier_expect(barrier, kSplit * kShare * 32 * sizeof(float));
       const uint32_t place =
           buffer * L::kBufferBytes + (rank * kShare * kWarps * 32 + threadIdx.x) * sizeof(float);
 #pragma unroll
       for (int to = 0; to < kSplit; ++to) {
         const uint32_t address = cluster_address(exchange, to) + place;
-        const uint32_t barrier = cluster_address(sent + at, to);
+        const uint32_t barrier_there = cluster_address(barrier, to);
 #pragma unroll
         for (int i = 0; i < kShare; ++i)
-          cluster_store(address + i * kWarps * 32 * sizeof(float), of_group[to * kShare + i], barrier);
+          cluster_store(address + i * kWarps * 32 * sizeof(float), values[to * kShare + i], barrier_there);
       }
-    };
-    auto receive = [&](int number, int task) {
-      const int buffer = number % L::kBuffers, use = number / L::kBuffers;
-      const int at = buffer * kWarps + warp;
-      cluster_wait(sent + at, use % 2);
-      const float* const from = exchange + buffer * (L::kBufferBytes / 4) + threadIdx.x;
-      float share[kShare] = {};
-#pragma unroll
-      for (int i = 0; i < kShare; ++i) {
-#pragma unroll
-        for (int group = 0; group < kSplit; ++group) share[i] += from[(group * kShare + i) * kWarps * 32];
-      }
-      // Before the results go out: the arrival would wait for them.
-      __syncwarp();
-      if (lane < kSplit) cluster_arrive(cluster_address(taken + at, lane));
-      store(task, rank * kShare, share);
     };
 
     float products[L::kValues] = {};
-    int number = 0;
+    int rounds = 0;
     for (int task = first_task; task < tasks; task += task_step) {
       float of_group[L::kValues] = {}, sums[L::kValues] = {};
       int chunk = begin;
@@ -311,14 +304,15 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (kSplit == 1) {
         store(task, 0, sums);
       } else {
-        send(number, of_group);
-        const int late = L::kBuffers - 1;
-        if (number >= late) receive(number - late, task - late * task_step);
-        ++number;
+#pragma unroll
+        for (int i = 0; i < L::kRounds; ++i, ++rounds) {
+          if (rounds > 0) receive(rounds - 1);
+          __syncwarp();
+          send(rounds, of_group + i * L::kRoundValues);
+        }
       }
     }
-    if (kSplit > 1 && L::kBuffers > 1 && number > 0)
-      receive(number - 1, first_task + (number - 1) * task_step);
+    if (kSplit > 1 && rounds > 0) receive(rounds - 1);
   }
   // Nobody leaves while another may still write to it.
   if constexpr (kSplit > 1) cluster_barrier();

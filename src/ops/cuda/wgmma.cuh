@@ -57,10 +57,6 @@ __device__ inline void cluster_store(uint32_t address, float value, uint32_t bar
                "r"(__float_as_uint(value)), "r"(barrier)
                : "memory");
 }
-// What this warp did before (up to its last __syncwarp) is done for who waits for the barrier.
-__device__ inline void cluster_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 __device__ inline void cluster_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {
