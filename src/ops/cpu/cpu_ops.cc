@@ -113,6 +113,7 @@ class CpuOps final : public Ops {
                        args.scale, args.sinks_H != nullptr ? args.sinks_H + h : nullptr,
                        args.out.row(t) + h * width});
     });
+    if (args.gate_kind != OutputGate::kNone) do_gate_output(args.gate_kind, args.gate, width, args.out);
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
@@ -162,8 +163,9 @@ class CpuOps final : public Ops {
   }
 
   void do_expert_ffn(const ExpertFfnArgs& args) override {
-    if (cpu::can_fuse(args)) return cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
-    Ops::do_expert_ffn(args);
+    if (!cpu::can_fuse(args)) return Ops::do_expert_ffn(args);
+    cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
+    if (args.add_to.data != nullptr) do_add(args.out, args.add_to);
   }
 
  private:

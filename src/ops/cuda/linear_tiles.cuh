@@ -73,9 +73,11 @@ __device__ inline void load_tile(const uint8_t* chunk, int tile, int lane, int p
 }
 
 template <Kind kKind>
-__device__ inline float finished(float sum, const TileProduct& product, int64_t n) {
+__device__ inline void finish(float sum, const TileProduct& product, int64_t row, int64_t n) {
   sum *= product.scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale);
-  return product.bias == nullptr ? sum : sum + product.bias[n];
+  if (product.bias != nullptr) sum += product.bias[n];
+  float* out = product.out + row * product.out_stride + n;
+  *out = product.adds ? *out + sum : sum;
 }
 
 // Which matrix a tile of `rows` weight rows is of, and which of its tiles it is.

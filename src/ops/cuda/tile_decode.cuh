@@ -56,14 +56,4 @@ __device__ inline int operand_place(int c) {
   return c / kChunk * kChunk + c % kOfLane / 8 * 32 + c % kChunk / kOfLane * 8 + c % 8;
 }
 
-// The first or (low_part: all ones) the second of the two bfloat16 numbers that each of two floats is the sum
-// of.
-__device__ inline uint32_t part_of(float x, float y, uint32_t low_part) {
-  const __nv_bfloat162 high = __floats2bfloat162_rn(x, y);
-  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&high) & low_part;
-  const __nv_bfloat162 part =
-      __floats2bfloat162_rn(x - __uint_as_float(bits << 16), y - __uint_as_float(bits & 0xFFFF0000u));
-  return *reinterpret_cast<const uint32_t*>(&part);
-}
-
 }  // namespace nibble::cuda

@@ -202,9 +202,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int i = first_value + value;
         const int64_t n = n0 + i / 2 % 2 * 8;
         const int row = row0 + i / 4 * 8 + i % 2;
-        if (n < place.product.n && row < p.rows)
-          place.product.out[row * place.product.out_stride + n] =
-              finished<kKind>(sums[value], place.product, n);
+        if (n < place.product.n && row < p.rows) finish<kKind>(sums[value], place.product, row, n);
       }
     };
     // Between the blocks of a cluster; round: counted over all tasks. What the round before brought is

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cuda/common.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/linear_tiles.cuh"
 #include "ops/cuda/moe_decode.h"
@@ -12,6 +13,7 @@ namespace {
 constexpr int kWarps = kRanges;
 constexpr int kStages = 2;  // chunks of a warp that are under way
 constexpr int kTokensOfTile = 8;
+constexpr int kMaxPreparedRows = 4;
 
 __global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to, int64_t units) {
   const int chunks = (k + 63) / 64;
@@ -52,9 +54,30 @@ __device__ inline void load_rows(const float* row, int column, int k, bool vecto
   }
 }
 
+// The rings, their barriers and the sums; rows that are prepared come behind them.
 template <Kind kKind, int kTiles>
-constexpr int shared_bytes() {
-  return kWarps * kStages * Tiles<kKind>::kBytes + 256 + kWarps * kTiles * 8 * 32 * 4;
+constexpr int kSharedBytes = kWarps* kStages* Tiles<kKind>::kBytes + 256 + kWarps* kTiles * 8 * 32 * 4;
+constexpr int kMaxSharedBytes = 227 << 10;  // of a multiprocessor
+int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * ((k + 127) / 128 * 128) * 4; }
+
+// Rows of x on their way, by all of a multiprocessor's threads: [rows, K'], zero beyond k.
+static_assert(kWideNormThreads == kWarps * 32);
+__device__ void prepare_rows(const TileLinear& p, float* to, float* s_warps) {
+  const int k = static_cast<int>(p.k), columns = (k + 127) / 128 * 128;
+  for (int r = 0; r < p.rows; ++r, to += columns) {
+    const float* x = p.x + r * p.x_stride;
+    if (p.prepare == Prepare::kNorm) {
+      const float factor = rms_factor(x, k, p.eps, s_warps);
+      rms_scale(x, p.norm, factor, k, to);
+      if (blockIdx.x == 0) rms_scale(x, p.norm, factor, k, p.normed + r * p.normed_stride);
+    } else {
+      const float* up = p.up + r * p.up_stride;
+      for (int c = static_cast<int>(threadIdx.x); c < k; c += kWarps * 32)
+        to[c] = activated(p.activation, x[c], up[c]);
+    }
+    for (int c = k + static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32) to[c] = 0;
+  }
+  __syncthreads();
 }
 
 // A warp owns a range of K and a ring of its chunks; a task is 32 weight rows of one matrix and kTiles * 8
@@ -99,18 +122,33 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) feed(i);  // weights do not wait for the kernel before
   }
+  if (p.prepare == Prepare::kNorm) {
+    constexpr int kLine = 128 / sizeof(float);
+    for (int c = static_cast<int>(threadIdx.x) * kLine; c < p.k; c += kWarps * 32 * kLine)
+      prefetch(p.norm + c);
+  }
   dependency_wait();
   dependency_launch();
 
-  const bool vectors =
-      p.k % T::kColumns == 0 && p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+  const float* x = p.x;
+  int64_t x_stride = p.x_stride;
+  bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  if constexpr (kTiles == 1) {
+    if (p.prepare != Prepare::kNothing) {
+      auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
+      prepare_rows(p, prepared, sums_shared);
+      x = prepared;
+      x_stride = (p.k + 127) / 128 * 128;
+      vectors = true;
+    }
+  }
   for (int task = blockIdx.x; task < tasks; task += static_cast<int>(gridDim.x)) {
     const int row0 = task % passes * kTokens;
     const float* rows[kTiles];  // this lane's token of each tile; null: no such row
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const int row = row0 + n * kTokensOfTile + g;
-      rows[n] = row < p.rows ? p.x + row * p.x_stride : nullptr;
+      rows[n] = row < p.rows ? x + row * x_stride : nullptr;
     }
     float sums[kTiles][2][4] = {};
     for (int c = 0; c < chunks; ++c) {
@@ -181,7 +219,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       }
       const int64_t n = static_cast<int64_t>(pair) * kTaskRows + r;
       if (n >= product.n || row0 + token >= p.rows) continue;
-      product.out[(row0 + token) * product.out_stride + n] = finished<kKind>(sum, product, n);
+      finish<kKind>(sum, product, row0 + token, n);
     }
     __syncthreads();
   }
@@ -190,17 +228,19 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 template <Kind kKind, int kTiles>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
+  const int64_t prepared = args.prepare != Prepare::kNothing ? prepared_bytes(args.rows, args.k) : 0;
+  const int shared = kSharedBytes<kKind, kTiles> + static_cast<int>(prepared);
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(tile_linear_kernel<kKind, kTiles>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<kKind, kTiles>());
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
   const int passes = static_cast<int>((args.rows + kTiles * kTokensOfTile - 1) / (kTiles * kTokensOfTile));
   const int tasks = tile_count(args, kTaskRows) * passes;
   launch_early(tile_linear_kernel<kKind, kTiles>, std::min(tasks, multiprocessors), kWarps * 32,
-               shared_bytes<kKind, kTiles>(), stream, args, tasks, passes);
+               static_cast<size_t>(shared), stream, args, tasks, passes);
   return cudaGetLastError();
 }
 
@@ -231,6 +271,15 @@ cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
   make_bf16_tiles<<<static_cast<unsigned>(std::min<int64_t>((units + 255) / 256, 65535)), 256, 0, stream>>>(
       static_cast<const uint16_t*>(m.codes), n, k, to, units);
   return cudaGetLastError();
+}
+
+bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k) {
+  if (rows > kMaxPreparedRows || (prepare == Prepare::kNorm && norm_threads(k) != kWideNormThreads))
+    return false;
+  const int shared = format == MatrixFormat::kBF16    ? kSharedBytes<Kind::kBF16, 1>
+                     : format == MatrixFormat::kNvfp4 ? kSharedBytes<Kind::kNvfp4, 1>
+                                                      : kSharedBytes<Kind::kMxfp4, 1>;
+  return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;
 }
 
 int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k) {
