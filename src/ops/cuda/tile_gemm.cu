@@ -1,12 +1,11 @@
 // Products of many rows: y = W x, W [n, k] in tiles, x [rows, k] as two bfloat16 parts, on wgmma.
 //
 // A task is 128 weight rows and kTokens rows of x. Of a block's three warpgroups one feeds a ring of stages
-// in shared memory (a chunk of the 128 weight rows, and the same columns of x), by one of its threads, and
-// two multiply, 64 weight rows each. Weights of BF16 go from shared memory as they are; 4-bit weights are
-// decoded into registers. kSplit = 1: a block goes over all of K. kSplit = 4: a cluster of four shares a
-// task, each one group of ranges; every block sends the others their share of the rows of x and finishes its
-// own. Which of them, and how many rows are in a task, is a matter of speed alone: every sum has the order of
-// linear_tiles.cuh.
+// in shared memory (a chunk of those weight rows, and the same columns of x), and two multiply, 64 weight
+// rows each. Weights of BF16 go from shared memory as they are; 4-bit weights are decoded into registers.
+// kSplit = 1: a block goes over all of K. kSplit = 4: a cluster of four shares a task, each one group of
+// ranges; every block sends the others their share of the rows of x and finishes its own. Which of them, and
+// how many rows are in a task, is a matter of speed alone: every sum has the order of linear_tiles.cuh.
 #include <algorithm>
 
 #include "ops/cuda/launch.cuh"
@@ -42,20 +41,19 @@ struct Layout {
   static constexpr int kRingBytes = kSharedBytes - kExchangeBytes - kBarrierBytes;
 };
 
-// Shared memory: barriers, exchange, the ring's weights [stages], rows of x [slots]. Where all of x that a
-// block needs fits beside four stages of weights, it stays there; else its slots are the ring's stages.
+// Shared memory: barriers, exchange, the ring's weights [stages], rows of x. Where all of x that a
+// block needs fits beside four stages of weights, it stays there; else they have a place for each stage.
 struct Ring {
-  int stages, slots;
+  int stages;
   bool keeps_rows;
 };
 template <class L>
 Ring ring_of(int row_blocks, int chunks) {
   const int64_t left = L::kRingBytes - int64_t{chunks} * L::kRowBytes;
   if (row_blocks == 1 && left >= 4 * L::kWeightBytes) {
-    return {std::min<int>(kMaxStages, static_cast<int>(left) / L::kWeightBytes), chunks, true};
+    return {std::min<int>(kMaxStages, static_cast<int>(left) / L::kWeightBytes), true};
   }
-  const int stages = std::min(kMaxStages, L::kRingBytes / (L::kWeightBytes + L::kRowBytes));
-  return {stages, stages, false};
+  return {std::min(kMaxStages, L::kRingBytes / (L::kWeightBytes + L::kRowBytes)), false};
 }
 
 template <Kind kKind, int kTokens>
@@ -190,6 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     int stage = 0;
     uint32_t parity = 0;
     auto release = [&](int of_stage) {
+      __syncwarp();
       if (lane == 0) barrier_arrive(empty + of_stage);
     };
     // Value i of a thread: row 8 (i / 2 % 2) + g of the warp's tile, rows of x 8 (i / 4) + 2 q + i % 2.

@@ -5,12 +5,12 @@
 
 namespace nibble::cuda {
 
-inline constexpr int64_t kFewRows = 8;  // up to here tile_linear_few is as fast
+inline constexpr int64_t kFewRows = 4;  // up to here tile_linear_few is faster
 
 // mma.sync, any device; without a workspace.
 cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
 
-// wgmma, compute capability 9.0.
+// wgmma, code for sm_90a.
 int64_t tile_gemm_workspace_bytes(int64_t rows, int64_t k);
 cudaError_t tile_gemm(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
 

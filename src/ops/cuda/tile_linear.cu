@@ -13,7 +13,6 @@ namespace {
 constexpr int kWarps = kRanges;
 constexpr int kStages = 2;  // chunks of a warp that are under way
 constexpr int kTokensOfTile = 8;
-constexpr int kMaxPreparedRows = 4;
 
 __global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to, int64_t units) {
   const int chunks = (k + 63) / 64;
@@ -274,8 +273,7 @@ cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
 }
 
 bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k) {
-  if (rows > kMaxPreparedRows || (prepare == Prepare::kNorm && norm_threads(k) != kWideNormThreads))
-    return false;
+  if (rows > kFewRows || (prepare == Prepare::kNorm && norm_threads(k) != kWideNormThreads)) return false;
   const int shared = format == MatrixFormat::kBF16    ? kSharedBytes<Kind::kBF16, 1>
                      : format == MatrixFormat::kNvfp4 ? kSharedBytes<Kind::kNvfp4, 1>
                                                       : kSharedBytes<Kind::kMxfp4, 1>;
@@ -301,12 +299,17 @@ cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStr
 
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
   if (args.rows == 0 || args.count == 0) return cudaSuccess;
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
-  return major == 9 && args.rows > kFewRows ? tile_gemm(format, args, stream)
-                                            : tile_linear_few(format, args, stream);
+#ifdef NIBBLE_SM90A
+  if (args.rows > kFewRows) {
+    int device = 0, major = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+      error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error != cudaSuccess) return error;
+    if (major == 9) return tile_gemm(format, args, stream);
+  }
+#endif
+  return tile_linear_few(format, args, stream);
 }
 
 }  // namespace nibble::cuda
