@@ -89,7 +89,7 @@ if [ "$mode" != quick ]; then
     some='*cuda*:-*AllNibbles*:*AllHalf*:*AllFp8*:*ARowAlone*:*AgreesWithTheFormula*:*ManyRows*:*EveryFormat*:*MixedFormats*'
     check memcheck "$sanitizer" --tool memcheck --error-exitcode 9 "$tests/ops_test" "--gtest_filter=$some" --gtest_brief=1
     check racecheck "$sanitizer" --tool racecheck --error-exitcode 9 "$tests/ops_test" \
-      '--gtest_filter=*Route*cuda*:*ExpertFfn.ManyExperts*cuda*:*ExpertFfn.AllRows*cuda*:*Attend.ARing*cuda*:*EqualScores*cuda*:*CausalConv.Steps*cuda*:*Streams*cuda*:*Fused.AttendAndGate/cuda:*Fused.PrepareAttend/cuda' --gtest_brief=1
+      '--gtest_filter=*Linear.SeveralMatricesAtOnce*cuda*:*Route*cuda*:*ExpertFfn.ManyExperts*cuda*:*ExpertFfn.AllRows*cuda*:*Attend.ARing*cuda*:*EqualScores*cuda*:*CausalConv.Steps*cuda*:*Streams*cuda*:*Fused.AttendAndGate/cuda:*Fused.PrepareAttend/cuda' --gtest_brief=1
   fi
 fi
 [ $failed -eq 0 ] && echo "all passed" || echo "some failed"

@@ -1,10 +1,12 @@
-// Products of few rows with BF16 weights on tensor cores (tile_linear.h): microseconds and bytes against what
-// the device reads at most, measured in the same run. Shapes of Laguna-S-2.1.
+// Products of rows with weights in tiles (tile_linear.h): microseconds; bytes of the weights against what the
+// device reads at most, measured in the same run; operations of the product as asked for (the device does
+// twice as many, for a row goes in as two bfloat16 numbers). Shapes of Laguna-S-2.1.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "bench.cuh"
@@ -38,16 +40,16 @@ int main() {
   cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) return std::printf("skipped: no GPU\n"), 0;
   CHECK(cudaStreamCreate(&stream));
-  constexpr int64_t kBytes = int64_t{4} << 30;
+  constexpr int64_t kBytes = int64_t{4} << 30, kMaxRows = 1024, kMaxK = 9216, kMaxN = 100352;
   uint8_t* weights = nullptr;
   float *x = nullptr, *out = nullptr;
   void* workspace = nullptr;
-  CHECK(cudaMalloc(&workspace, 64 * 16384 * 4));
+  CHECK(cudaMalloc(&workspace, tile_linear_workspace_bytes(kMaxRows, kMaxK)));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&weights), kBytes));
-  CHECK(cudaMalloc(reinterpret_cast<void**>(&x), 64 * 16384 * 4));
-  CHECK(cudaMalloc(reinterpret_cast<void**>(&out), 64 * 131072 * 4));
+  CHECK(cudaMalloc(reinterpret_cast<void**>(&x), kMaxRows * kMaxK * 4));
+  CHECK(cudaMalloc(reinterpret_cast<void**>(&out), kMaxRows * kMaxN * 4));
   fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(weights), kBytes / 4, 1);
-  fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(x), 64 * 16384, 2);
+  fill<<<2048, 256>>>(reinterpret_cast<uint32_t*>(x), kMaxRows * kMaxK, 2);
   CHECK(cudaDeviceSynchronize());
   const double read = time_us(1, true, [&](int) {
                         read_all<<<p.multiProcessorCount * 2, 512, 0, stream>>>(
@@ -64,25 +66,29 @@ int main() {
                           {"output", {3072}, 9216},
                           {"dense gate up", {12288, 12288}, 3072},
                           {"router", {256}, 3072},
-                          {"head", {100352}, 3072}};
-  std::printf("%-16s %5s %9s %9s %8s %7s\n", "BF16", "rows", "MB", "us", "GB/s", "share");
-  for (const Shape& shape : shapes) {
-    int64_t bytes = 0;
-    for (int64_t n : shape.n) bytes += tile_bytes(MatrixFormat::kBF16, n, shape.k);
-    const int sets = static_cast<int>(std::min<int64_t>(kBytes / bytes, 40));
-    for (int64_t rows : {1, 2, 4, 8, 16, 32, 64}) {
-      const double us =
-          time_us(sets, true, [&](int i) {
-            TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
-            const uint8_t* at = weights + i * bytes;
-            for (int64_t n : shape.n) {
-              args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
-              at += tile_bytes(MatrixFormat::kBF16, n, shape.k);
-            }
-            CHECK(tile_linear(MatrixFormat::kBF16, args, stream));
-          }).median;
-      std::printf("%-16s %5d %9.1f %9.1f %8.0f %6.1f%%\n", shape.name, static_cast<int>(rows), bytes / 1e6,
-                  us, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling);
+                          {"head", {kMaxN}, 3072}};
+  for (auto [format, name] : {std::pair{MatrixFormat::kBF16, "BF16"}, {MatrixFormat::kNvfp4, "NVFP4"}}) {
+    std::printf("%-16s %5s %9s %9s %8s %7s %8s\n", name, "rows", "MB", "us", "GB/s", "share", "TFLOP/s");
+    for (const Shape& shape : shapes) {
+      int64_t bytes = 0, n_all = 0;
+      for (int64_t n : shape.n) bytes += tile_bytes(format, n, shape.k), n_all += n;
+      const int sets = static_cast<int>(std::min<int64_t>(kBytes / bytes, 40));
+      for (int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}) {
+        const double us =
+            time_us(rows <= 64 ? sets : std::min(sets, 6), true, [&](int i) {
+              TileLinear args{
+                  .x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
+              const uint8_t* at = weights + i * bytes;
+              for (int64_t n : shape.n) {
+                args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
+                at += tile_bytes(format, n, shape.k);
+              }
+              CHECK(tile_linear(format, args, stream));
+            }).median;
+        std::printf("%-16s %5d %9.1f %9.1f %8.0f %6.1f%% %8.1f\n", shape.name, static_cast<int>(rows),
+                    bytes / 1e6, us, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling,
+                    2e-6 * static_cast<double>(rows * n_all * shape.k) / us);
+      }
     }
   }
   return 0;

@@ -31,7 +31,7 @@ TEST_P(Linear, AgreesWithTheFormula) {
       if (shape.k % matrix_format_info(format).group != 0) continue;
       TestMatrix w(random, format, shape.n, shape.k, 0.37f);
       std::vector<float> weights(static_cast<size_t>(shape.k));
-      for (int64_t rows : {1, 2, 3, 5, 8, 17, 33}) {
+      for (int64_t rows : {1, 2, 3, 5, 8, 17, 33, 70}) {
         const int64_t gap = rows % 3;
         RowsBuffer x = RowsBuffer::random(random, rows, shape.k, gap);
         RowsBuffer out = run(x, w.matrix, gap);
@@ -65,7 +65,7 @@ TEST_P(Linear, AgreesWithTheFormula) {
 TEST_P(Linear, SeveralMatricesAtOnce) {
   Random random(11);
   using enum MatrixFormat;
-  for (int64_t rows : {1, 4, 5, 9, 17, 40}) {
+  for (int64_t rows : {1, 4, 5, 9, 17, 40, 150}) {
     for (int64_t k : {96, 512, 2080}) {
       const std::vector<MatrixFormat> formats = {kBF16, kNvfp4, kBF16, kF32,  kBF16, kMxfp4,
                                                  kBF16, kBF16,  kBF16, kBF16, kBF16, kBF16};
@@ -253,6 +253,37 @@ TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
         }
         EXPECT_TRUE(same_bits(out.view(), alone.view()))
             << matrix_format_name(format) << ", K " << k << ", rows " << rows;
+      }
+    }
+  }
+}
+
+// Prompts: where kernels for many rows take over, and where their tiles of rows and of weights end. The
+// second shape is wide enough that every multiprocessor of a GPU has whole tiles to do.
+TEST_P(Linear, ARowOfAPromptIsTheRowAlone) {
+  Random random(12);
+  struct Shape {
+    int64_t n, k;
+    std::vector<int64_t> rows;
+  };
+  const Shape shapes[] = {{150, 1168, {1, 31, 32, 33, 63, 64, 65, 127, 129, 200, 300}},
+                          {5700, 336, {129, 300}}};
+  for (MatrixFormat format : {MatrixFormat::kBF16, MatrixFormat::kNvfp4, MatrixFormat::kMxfp4}) {
+    for (const Shape& shape : shapes) {
+      const int64_t k = columns_for(format, shape.k);
+      TestMatrix w(random, format, shape.n, k, 0.5f);
+      RowsBuffer x = RowsBuffer::random(random, 300, k, 4);
+      for (int64_t rows : shape.rows) {
+        RowsBuffer out(rows, shape.n, 1), alone(1, shape.n);
+        ops_->linear(x.read().slice(300 - rows, rows), w.matrix, out.view());
+        EXPECT_TRUE(out.gaps_untouched());
+        for (int64_t t : {int64_t{0}, rows / 3, rows / 2, rows - 2, rows - 1}) {
+          if (t < 0) continue;
+          ops_->linear(x.read().slice(300 - rows + t, 1), w.matrix, alone.view());
+          EXPECT_TRUE(same_bits(out.read().slice(t, 1), alone.read()))
+              << matrix_format_name(format) << ", N " << shape.n << ", K " << k << ", row " << t << " of "
+              << rows;
+        }
       }
     }
   }

@@ -12,21 +12,29 @@ namespace nibble::cuda {
 
 // Launches a kernel that may start while the one before it still ends (programmatic dependent launch), which
 // hides most of what a launch takes. The kernel MUST call after_kernel_before() before it touches memory. A
-// kernel that is launched in the ordinary way waits for all before it, these too.
+// kernel that is launched in the ordinary way waits for all before it, these too. cluster: blocks that run
+// together.
 template <class... P, class... A>
-void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                  const A&... args) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_early_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes,
+                           cudaStream_t stream, const A&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, P(args)...);  // check_launch() tells a failure
+}
+template <class... P, class... A>
+void launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                  const A&... args) {
+  launch_early_clusters(kernel, grid, block, 1, shared_bytes, stream, args...);
 }
 // Lets the next kernel start, and waits until all that the kernels before wrote is there.
 __device__ inline void after_kernel_before() {

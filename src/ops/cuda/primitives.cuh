@@ -1,4 +1,4 @@
-// The PTX that the kernels use, under names. Nothing else in this tree holds inline assembly.
+// The PTX that the kernels use, under names. Nothing else but wgmma.cuh holds inline assembly in this tree.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,6 +57,11 @@ __device__ inline uint64_t evict_first_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
+__device__ inline uint64_t normal_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 
 // Brings the line of `p` into L2.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
@@ -102,6 +107,15 @@ __device__ inline void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Four blocks of 8 x 8 bfloat16, a pair of each for every lane, as an operand of mma_bf16 wants them. at:
+// lane 8 i + r has the address of row r (16 bytes) of block i.
+__device__ inline void load_matrices(const void* at, uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(shared_address(at))
+               : "memory");
 }
 
 __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {

@@ -38,6 +38,15 @@ __device__ inline void split(float value, __nv_bfloat16& high, __nv_bfloat16& lo
   low = __float2bfloat16_rn(value - __bfloat162float(high));
 }
 
+// The same of two floats, as pairs.
+__device__ inline void split(float x, float y, uint32_t& high, uint32_t& low) {
+  const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
+  high = *reinterpret_cast<const uint32_t*>(&h);
+  const __nv_bfloat162 l =
+      __floats2bfloat162_rn(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xFFFF0000u));
+  low = *reinterpret_cast<const uint32_t*>(&l);
+}
+
 // Where column c of a row of operands stands, of chunks in which a lane has kOfLane columns: of every lane's
 // columns the first eight, then the second ..., so that the four lanes that share a row load 64 neighbouring
 // bytes at a time.
@@ -45,16 +54,6 @@ template <int kOfLane>
 __device__ inline int operand_place(int c) {
   constexpr int kChunk = 4 * kOfLane;
   return c / kChunk * kChunk + c % kOfLane / 8 * 32 + c % kChunk / kOfLane * 8 + c % 8;
-}
-
-// The first or (low_part: all ones) the second of the two bfloat16 numbers that each of two floats is the sum
-// of.
-__device__ inline uint32_t part_of(float x, float y, uint32_t low_part) {
-  const __nv_bfloat162 high = __floats2bfloat162_rn(x, y);
-  const uint32_t bits = *reinterpret_cast<const uint32_t*>(&high) & low_part;
-  const __nv_bfloat162 part =
-      __floats2bfloat162_rn(x - __uint_as_float(bits << 16), y - __uint_as_float(bits & 0xFFFF0000u));
-  return *reinterpret_cast<const uint32_t*>(&part);
 }
 
 }  // namespace nibble::cuda

@@ -1,6 +1,7 @@
-// Products of rows with weights in BF16, NVFP4 or MXFP4 on the tensor cores, for few rows: bound by the bytes
-// of the weights, which are read in the order of moe_tiles.h. Arithmetic and invariance as in moe_decode.h;
-// here K is cut in sixteen, whose sums are added in their order.
+// Products of rows with weights in BF16, NVFP4 or MXFP4 on the tensor cores. The weights lie in memory once,
+// in an order of their own (moe_tiles.h, linear_tiles.cuh), for the kernel of few rows, which is bound by
+// their bytes, and for that of many (tile_gemm.h). A row of x goes in as the sum of two bfloat16 numbers; the
+// order of every sum is that of linear_tiles.cuh, for any number of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -56,7 +57,7 @@ struct TileLinear {
 };
 // Few rows, which every multiprocessor then prepares for itself.
 bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k);
-// For few rows none: then every warp splits what it reads of x in two, for more a kernel does it once.
+// For few rows none: then every warp splits what it reads of x in two; for more a kernel does it once.
 int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k);
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
 

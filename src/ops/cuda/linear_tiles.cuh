@@ -1,0 +1,101 @@
+// What the two kernels of tile_linear.h share: how tiles are read, and the order of K.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/moe_tiles.h"
+#include "ops/cuda/primitives.cuh"
+#include "ops/cuda/tile_decode.cuh"
+#include "ops/cuda/tile_linear.h"
+
+namespace nibble::cuda {
+
+// kBF16: a chunk has 64 columns: [2 tiles][2 halves][4 steps][2][8 rows][16 bytes], where the 16 columns of
+// product m16n8k16 number `step` are, for q = 0..3, 16 q + 4 step + 0..3: the first two of each q in the
+// first 16 bytes, the others in the second. So 8 rows of 16 bytes are what ldmatrix and wgmma read at once.
+// The 4-bit formats are those of moe_tiles.h, with 128 columns, of which a lane's are 32 q + 0..31: the first
+// 16 of each are part 0.
+enum class Kind { kBF16, kNvfp4, kMxfp4 };
+
+template <Kind kKind>
+struct Tiles {
+  static constexpr int kBlock = kKind == Kind::kNvfp4 ? 16 : 32;
+  static constexpr int kParts = kKind == Kind::kBF16 ? 1 : 2;  // of 64 columns
+  static constexpr int kColumns = 64 * kParts;
+  static constexpr int kBytes = kKind == Kind::kBF16 ? 4096 : chunk_bytes(kBlock);
+};
+inline constexpr int kTaskRows = 2 * kTileRows;  // of a chunk
+inline constexpr int kBF16StepBytes = 256, kBF16HalfBytes = 4 * kBF16StepBytes;
+
+// The order of every sum: K is cut in 16 ranges. In a range, each step of 16 columns adds the products of the
+// rows' high parts, then those of their low parts, from 0; four ranges after the other make a group, four
+// groups after the other the sum.
+inline constexpr int kRanges = 16, kGroups = 4, kRangesOfGroup = kRanges / kGroups;
+__device__ inline int range_begin(int range, int chunks) { return range * chunks / kRanges; }
+
+// Where pair p (0 or 1 in the first, 2 or 3 in the second eight) of step `step` of part `part` begins: its
+// column in the chunk, for lane q.
+template <Kind kKind>
+__device__ inline int step_column(int q, int part, int step) {
+  return (q * Tiles<kKind>::kParts + part) * 16 + step * 4;
+}
+
+// The operands of one tile's four steps.
+template <Kind kKind>
+__device__ inline void load_tile(const uint8_t* chunk, int tile, int lane, int part, uint32_t (&a)[4][4]) {
+  using T = Tiles<kKind>;
+  if constexpr (kKind == Kind::kBF16) {
+    const uint8_t* at = chunk + (tile * 2 + lane / 8 % 2) * kBF16HalfBytes + lane / 16 * 128 + lane % 8 * 16;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) load_matrices(at + step * kBF16StepBytes, a[step]);
+  } else {
+    constexpr int kScaleBytes = 2 * 32 / T::kBlock;
+    const uint8_t* at = chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(T::kBlock) + lane * kScaleBytes;
+    uint32_t scales;
+    if constexpr (kScaleBytes == 4) {
+      scales = *reinterpret_cast<const uint32_t*>(at);
+    } else {
+      scales = *reinterpret_cast<const uint16_t*>(at);
+    }
+    const uint32_t both = scale_pair<T::kBlock>(scales, part);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint2 words =
+          *reinterpret_cast<const uint2*>(chunk + tile * kTileCodeBytes + half * 512 + lane * 16 + part * 8);
+      const uint32_t scale = half == 0 ? low_twice(both) : high_twice(both);
+      uint32_t pairs[2][4];
+      decode(words.x, pairs[0]);
+      decode(words.y, pairs[1]);
+#pragma unroll
+      for (int p = 0; p < 8; ++p) a[p / 2][p % 2 * 2 + half] = mul_bf16x2(pairs[p / 4][p % 4], scale);
+    }
+  }
+}
+
+template <Kind kKind>
+__device__ inline void finish(float sum, const TileProduct& product, int64_t row, int64_t n) {
+  sum *= product.scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale);
+  if (product.bias != nullptr) sum += product.bias[n];
+  float* out = product.out + row * product.out_stride + n;
+  *out = product.adds ? *out + sum : sum;
+}
+
+// Which matrix a tile of `rows` weight rows is of, and which of its tiles it is.
+struct TilePlace {
+  const TileProduct& product;
+  int tile;
+};
+__device__ inline TilePlace tile_place(const TileLinear& p, int tile, int rows) {
+  for (int i = 0;; ++i) {
+    const int tiles = static_cast<int>((p.products[i].n + rows - 1) / rows);
+    if (tile < tiles) return {p.products[i], tile};
+    tile -= tiles;
+  }
+}
+inline int tile_count(const TileLinear& p, int rows) {
+  int64_t count = 0;
+  for (int i = 0; i < p.count; ++i) count += (p.products[i].n + rows - 1) / rows;
+  return static_cast<int>(count);
+}
+
+}  // namespace nibble::cuda

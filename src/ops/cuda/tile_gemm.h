@@ -1,0 +1,17 @@
+// The two kernels behind tile_linear(), each for any number of rows; they give the same bits.
+#pragma once
+
+#include "ops/cuda/tile_linear.h"
+
+namespace nibble::cuda {
+
+inline constexpr int64_t kFewRows = 4;  // up to here tile_linear_few is faster
+
+// mma.sync, any device; without a workspace.
+cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
+
+// wgmma, code for sm_90a.
+int64_t tile_gemm_workspace_bytes(int64_t rows, int64_t k);
+cudaError_t tile_gemm(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
+
+}  // namespace nibble::cuda
