@@ -16,6 +16,10 @@ mkdir -p "$work/gpu/lib" "$work/gpu/tests"
 for program in nibble tests/ops_test tests/kv_test tests/model_test tests/engine_test; do
   strip -o "$work/gpu/$program" "$build/$program"
 done
+# Kernels as racecheck follows them: cmake -B BUILD-racecheck -DNIBBLE_RACECHECK=ON, ninja ops_test.
+if [ -x "$build-racecheck/tests/ops_test" ]; then
+  strip -o "$work/gpu/tests/ops_test_racecheck" "$build-racecheck/tests/ops_test"
+fi
 for bench in moe_layer_bench linear_bench; do
   if [ -x "$build/$bench" ]; then strip -o "$work/gpu/$bench" "$build/$bench"; fi
 done

@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
   float4* const buffers = reinterpret_cast<float4*>(shared + Layout::kSums);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
-      barrier_init(chunks.full + i, 1), barrier_init(chunks.empty + i, kWarps * 32);
+      barrier_init(chunks.full + i, 1), barrier_init(chunks.empty + i, kWarps * kWarpArrivals);
     for (int i = 0; i < kBuffers; ++i)
-      barrier_init(sums.full + i, kWarps * 32), barrier_init(sums.empty + i, 32);
+      barrier_init(sums.full + i, kWarps * kWarpArrivals), barrier_init(sums.empty + i, kWarpArrivals);
     barrier_init_fence();
   }
   __syncthreads();

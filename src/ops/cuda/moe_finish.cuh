@@ -74,7 +74,7 @@ __device__ inline void finish_run(const MoeDecodeArgs& a, const Workspace& w, co
         }
       }
     }
-    barrier_arrive(in.empty + in.place);
+    warp_arrive(in.empty + in.place);
     __syncwarp();
     if (lane == 0) {
       add_release(run.down ? w.finished : w.ready + run.block, static_cast<uint32_t>(tasks));

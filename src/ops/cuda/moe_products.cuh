@@ -138,7 +138,7 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
       for (int c = 0; c < kHeld; ++c) {
         barrier_wait(ring.full + c, ring.parity);
         const Codes codes = load_codes<kBlock>(stages + (c * kWarps + warp) * chunk_bytes(kBlock));
-        barrier_arrive(ring.empty + c);
+        warp_arrive(ring.empty + c);
         if (row + c < mine) multiply<kBlock, kTiles>(codes, b[c], sums);
       }
       ring.parity ^= 1;
@@ -150,7 +150,7 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
       const float *first = sums[0][n], *second = sums[1][n];
       to[n * 32] = {first[0] + first[1], first[2] + first[3], second[0] + second[1], second[2] + second[3]};
     }
-    barrier_arrive(out.full + out.place);
+    warp_arrive(out.full + out.place);
     out.advance();
   }
 }

@@ -28,7 +28,8 @@ constexpr int kSharedBytes = 227 * 1024;
 // linear_tiles.
 template <Kind kKind, int kTokens, int kSplit>
 struct Layout {
-  static constexpr int kUnitBytes = kTokens * 256, kPartBytes = kUnitBytes / 2, kStepBytes = kTokens * 32;
+  static constexpr int kUnitBytes = kTokens * 256, kPartBytes = kUnitBytes / 2;
+  static constexpr int kStepBytes = kTokens * 32;
   static constexpr int kWeightBytes = kTaskPairs * Tiles<kKind>::kBytes;
   static constexpr int kRowBytes = Tiles<kKind>::kParts * kUnitBytes;
   static constexpr int kValues = kTokens / 2;  // of a thread
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < ring.stages; ++i) {
       barrier_init(full + i, kTaskPairs);
-      barrier_init(empty + i, kWarps);
+      barrier_init(empty + i, kWarps * kWarpArrivals);
     }
     for (int i = 0; i < 2 * kWarps; ++i) barrier_init(sent + i);
     barrier_init_fence();
@@ -187,10 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint64_t rows0 = operand(rows_ring, kTokens * 16, 128);
     int stage = 0;
     uint32_t parity = 0;
-    auto release = [&](int of_stage) {
-      __syncwarp();
-      if (lane == 0) barrier_arrive(empty + of_stage);
-    };
+    auto release = [&](int of_stage) { warp_arrive(empty + of_stage); };
     // Value i of a thread: row 8 (i / 2 % 2) + g of the warp's tile, rows of x 8 (i / 4) + 2 q + i % 2.
     auto store = [&]<int kCount>(int task, int first_value, const float(&sums)[kCount]) {
       const TilePlace place = tile_place(p, task / row_blocks, kGemmRows);
