@@ -13,6 +13,9 @@ struct Ints {
 constexpr int kTileColumns = 2;
 constexpr int kTileRows = 3;
 constexpr int kFusedRows = 3;
+constexpr int kElementTileColumns = 2;
+constexpr int kElementTileRows = 3;
+constexpr int kElementRows = 16;
 
 // The lanes below n of eight.
 NIBBLE_INLINE __m256i first_lanes(int64_t n) {

@@ -10,6 +10,10 @@ using Ints = __m512i;
 constexpr int kTileColumns = 4;
 constexpr int kTileRows = 6;
 constexpr int kFusedRows = 4;
+// 24 accumulators, 3 weights, 1 activation; two registers for decoding.
+constexpr int kElementTileColumns = 3;
+constexpr int kElementTileRows = 8;
+constexpr int kElementRows = 32;
 
 NIBBLE_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
