@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "ops/cpu/attention.h"
 #include "ops/cpu/expert_ffn.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/scratch.h"
@@ -94,25 +95,11 @@ class CpuOps final : public Ops {
   }
 
   void do_attend(const AttendArgs& args) override {
-    const KvView& kv = args.kv;
-    const int64_t width = kv.value_width();
-    NIBBLE_CHECK(kv.head_dim <= kMaxHeadDim && width <= kMaxHeadDim);
-    const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
-    auto first_of = [&](int64_t t) {
-      int64_t last = args.rows.positions_T[t];
-      return args.window > 0 ? std::max<int64_t>(0, last - args.window + 1) : int64_t{0};
-    };
-    int64_t positions = 0;
-    for (int64_t t = 0; t < args.q.rows; ++t) positions += args.rows.positions_T[t] - first_of(t) + 1;
-    const int64_t head_ns = positions / std::max<int64_t>(1, args.q.rows) * (3 + (kv.head_dim + width) / 32);
-    for_each(pool_, args.q.rows * heads, head_ns, [&](int64_t task) {
-      const int64_t t = task / heads, h = task % heads;
-      kernels_.attend({args.q.row(t) + h * kv.head_dim, kv.keys, kv.values,
-                       kv.table + args.rows.slots_T[t] * kv.table_pages, kv.table_pages, kv.page_tokens,
-                       kv.kv_heads, kv.head_dim, width, h / group, first_of(t), args.rows.positions_T[t],
-                       args.scale, args.sinks_H != nullptr ? args.sinks_H + h : nullptr,
-                       args.out.row(t) + h * width});
-    });
+    cpu::attend_rows(pool_, kernels_, args, nullptr, attend_scratch_);
+  }
+
+  void do_attend_selected(const AttendArgs& args, const Selection& selection) override {
+    cpu::attend_rows(pool_, kernels_, args, &selection, attend_scratch_);
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
@@ -170,7 +157,7 @@ class CpuOps final : public Ops {
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
   // Grow to the largest step and stay.
-  cpu::Scratch packed_;
+  cpu::Scratch packed_, attend_scratch_;
   cpu::ExpertFfnScratch expert_scratch_;
 };
 

@@ -76,17 +76,24 @@ struct GateUpTask {
   int64_t out_stride;
 };
 
-// One head of one row: softmax(scale * q . k) v over the positions first..last, and the sink.
+// Some heads of one row that share a key/value head, over a piece of what the row sees: attend.inc.h.
+inline constexpr int64_t kAttendHeads = 32;  // of one task
 struct AttendTask {
-  const float* q;  // [head_dim]
+  const float* q;  // [heads, head_dim]
+  int64_t heads;
   const float* keys;
   const float* values;
   const int32_t* table;  // the sequence's row of the page table
   int64_t table_pages, page_tokens, kv_heads, head_dim, value_dim, kv_head;
-  int64_t first, last;
+  const int32_t* positions;  // those that the row sees; null: all
+  int64_t first, last;       // positions, or places in `positions`
   float scale;
-  const float* sink;  // its logit; null: none
-  float* out;         // [value_dim]
+  // Of each head, overwritten: top score, sum of exp(score - top), and that of exp(score - top) * value,
+  // whose padding up to out_stride is undefined.
+  float* top;
+  float* total;
+  float* out;
+  int64_t out_stride;  // round_up(value_dim, kLanes)
 };
 
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
@@ -96,6 +103,10 @@ struct Kernels {
   void (*linear)(const LinearTask& task);
   void (*gate_up)(const GateUpTask& task);
   void (*attend)(const AttendTask& task);
+  // Joins a piece of n values to those before it, in place.
+  void (*attend_join)(const float* piece, float piece_top, float piece_total, int64_t n, float* o, float* top,
+                      float* total);
+  void (*attend_finish)(float total, int64_t n, float* o);  // o /= total
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   // Rotates pairs (i, i + half) of one head.
   void (*rope)(float* head, const float* cosines, const float* sines, int64_t half);

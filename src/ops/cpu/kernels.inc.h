@@ -11,6 +11,7 @@
 #include "ops/cpu/attend.inc.h"
 
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,      pack,      linear,     gate_up,        attend,   rms_norm,    rope,     rope_interleaved,
-          activate, add_array, add_scaled, softplus_array, multiply, multiply_by, exp_array};
+  return {isa,          pack,         linear,          gate_up,  attend,   attend_join,
+          attend_finish, rms_norm,    rope,            rope_interleaved, activate, add_array,
+          add_scaled,   softplus_array, multiply,      multiply_by, exp_array};
 }
