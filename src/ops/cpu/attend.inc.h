@@ -48,15 +48,18 @@ inline void find_block(const AttendTask& task, int64_t begin, AttendBlock& block
     block.keys[i] = page_keys + place * task.head_dim;
     block.values[i] = page_values + place * task.value_dim;
   }
-  for (int64_t i = block.low / kTilePositions * kTilePositions; i < block.low; ++i) {
-    block.keys[i] = block.keys[block.low];
+  for (int64_t i = 0; i < block.low; ++i) {
+    block.keys[i] = block.keys[block.low], block.values[i] = block.values[block.low];
   }
-  for (int64_t i = block.high + 1; i % kTilePositions != 0; ++i) block.keys[i] = block.keys[block.high];
+  for (int64_t i = block.high + 1; i < kAttendBlock; ++i) {
+    block.keys[i] = block.keys[block.high], block.values[i] = block.values[block.high];
+  }
 }
 
 // scores[h * kAttendBlock + i] = q_h . k_i for H heads and the kTilePositions keys.
 template <int H>
-NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* keys, float* scores) {
+NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* keys, const float* const* ahead,
+                              float* scores) {
   Vec dots[H][kTilePositions];
   for (auto& of_head : dots) {
     for (Vec& dot : of_head) dot = zero();
@@ -65,6 +68,9 @@ NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* k
   for (int64_t c = 0; c < whole; c += kLanes) {
     Vec k[kTilePositions];
     for (int i = 0; i < kTilePositions; ++i) k[i] = load(keys[i] + c);
+    if (ahead != nullptr) {
+      for (int i = 0; i < kTilePositions; ++i) __builtin_prefetch(ahead[i] + c, 0, 2);
+    }
     for (int h = 0; h < H; ++h) {
       const Vec query = load(q + h * dim + c);
       for (int i = 0; i < kTilePositions; ++i) dots[h][i] = fma(query, k[i], dots[h][i]);
@@ -86,7 +92,7 @@ NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* k
 // o[h][c] = o[h][c] * keep[h] + sum over i of p[h][i] * v_i[c] for H heads and N vectors of columns from
 // `column`; of the last vector `last_lanes` count.
 template <int H, int N>
-NIBBLE_INLINE void value_tile(const AttendBlock& block, const float* p, const float* keep, int64_t column,
+NIBBLE_INLINE void value_tile(const AttendBlock& block, const AttendBlock* next, const float* p, const float* keep, int64_t column,
                               int64_t last_lanes, float* o, int64_t o_stride) {
   Vec sums[H][N];
   for (int h = 0; h < H; ++h) {
@@ -100,6 +106,9 @@ NIBBLE_INLINE void value_tile(const AttendBlock& block, const float* p, const fl
     for (int j = 0; j < N; ++j) {
       v[j] = N > 1 || last_lanes == kLanes ? load(value + j * kLanes) : load_tail(value, last_lanes);
     }
+    if (next != nullptr) {
+      for (int j = 0; j < N; ++j) __builtin_prefetch(next->values[i] + column + j * kLanes, 0, 2);
+    }
     for (int h = 0; h < H; ++h) {
       const Vec weight = splat(p[h * kAttendBlock + i]);
       for (int j = 0; j < N; ++j) sums[h][j] = fma(weight, v[j], sums[h][j]);
@@ -112,25 +121,28 @@ NIBBLE_INLINE void value_tile(const AttendBlock& block, const float* p, const fl
 
 // Scores of the block's positions (in tiles that begin at `i`) for H heads.
 template <int H>
-void score_heads(const AttendTask& task, const AttendBlock& block, int64_t head, int64_t i, float* scores) {
+void score_heads(const AttendTask& task, const AttendBlock& block, const AttendBlock* next, int64_t head, int64_t i,
+                 float* scores) {
   score_tile<H>(task.q + head * task.head_dim, task.head_dim, block.keys + i,
+                head == 0 && next != nullptr ? next->keys + i : nullptr,
                 scores + head * kAttendBlock + i);
 }
 
 template <int H>
-void value_heads(const AttendTask& task, const AttendBlock& block, int64_t head, const float* p,
+void value_heads(const AttendTask& task, const AttendBlock& block, const AttendBlock* next, int64_t head, const float* p,
                  const float* keep) {
   constexpr int N = 4;
   const int64_t width = task.value_dim;
   float* o = task.out + head * task.out_stride;
   p += head * kAttendBlock;
   keep += head;
+  if (head > 0) next = nullptr;
   int64_t c = 0;
   for (; c + N * kLanes <= width; c += N * kLanes) {
-    value_tile<H, N>(block, p, keep, c, kLanes, o, task.out_stride);
+    value_tile<H, N>(block, next, p, keep, c, kLanes, o, task.out_stride);
   }
   for (; c < width; c += kLanes) {
-    value_tile<H, 1>(block, p, keep, c, smaller(kLanes, width - c), o, task.out_stride);
+    value_tile<H, 1>(block, next, p, keep, c, smaller(kLanes, width - c), o, task.out_stride);
   }
 }
 
@@ -171,27 +183,26 @@ inline float soften(const AttendBlock& block, float scale, float* scores, float&
 void attend(const AttendTask& task) {
   alignas(64) float scores[kAttendHeads * kAttendBlock];
   float keep[kAttendHeads];
-  AttendBlock block;
+  AttendBlock blocks[2];
   for (int64_t h = 0; h < task.heads; ++h) {
     task.top[h] = -__builtin_inff();
     task.total[h] = 0;
     for (int64_t c = 0; c < task.out_stride; c += kLanes) store(task.out + h * task.out_stride + c, zero());
   }
-  for (int64_t begin = task.first / kAttendBlock * kAttendBlock; begin <= task.last; begin += kAttendBlock) {
-    find_block(task, begin, block);
+  int64_t begin = task.first / kAttendBlock * kAttendBlock;
+  find_block(task, begin, blocks[0]);
+  for (int turn = 0; begin <= task.last; begin += kAttendBlock, turn ^= 1) {
+    const AttendBlock& block = blocks[turn];
+    // Pages are too short for the hardware's prefetchers: the next block is asked for meanwhile.
+    AttendBlock* next = begin + kAttendBlock <= task.last ? &blocks[turn ^ 1] : nullptr;
+    if (next != nullptr) find_block(task, begin + kAttendBlock, *next);
     for (int64_t i = block.low / kTilePositions * kTilePositions; i <= block.high; i += kTilePositions) {
-      // Asked for while scores are computed: a position's values lie apart from the next one's.
-      for (int64_t j = i; j < i + kTilePositions && j <= block.high; ++j) {
-        for (int64_t c = 0; j >= block.low && c < task.value_dim; c += 16) {
-          __builtin_prefetch(block.values[j] + c);
-        }
-      }
-      for_head_tiles(task.heads, [&]<int H>(int64_t head) { score_heads<H>(task, block, head, i, scores); });
+      for_head_tiles(task.heads, [&]<int H>(int64_t head) { score_heads<H>(task, block, next, head, i, scores); });
     }
     for (int64_t h = 0; h < task.heads; ++h) {
       keep[h] = soften(block, task.scale, scores + h * kAttendBlock, task.top[h], task.total[h]);
     }
-    for_head_tiles(task.heads, [&]<int H>(int64_t head) { value_heads<H>(task, block, head, scores, keep); });
+    for_head_tiles(task.heads, [&]<int H>(int64_t head) { value_heads<H>(task, block, next, head, scores, keep); });
   }
 }
 

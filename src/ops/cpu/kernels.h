@@ -96,6 +96,38 @@ struct AttendTask {
   int64_t out_stride;  // round_up(value_dim, kLanes)
 };
 
+// One head of one row of delta attention; ops/mixer_args.h says the formula.
+struct KdaTask {
+  const float *q, *k, *v, *decay, *dt_bias;  // [dim]
+  float beta, a_log;
+  const float* gate_lower_bound;  // null: softplus
+  int64_t dim;
+  float* state;  // [dim, dim]
+  float* out;    // [dim]
+};
+
+// n channels of one row of a causal convolution.
+struct ConvTask {
+  const float* x;       // [n]
+  const float* weight;  // [taps, n]
+  int64_t taps, n;
+  float* state;  // [taps - 1], state_stride apart
+  int64_t state_stride;
+  float* out;  // [n]
+};
+
+// Some complete pools of one sequence.
+inline constexpr int64_t kPoolsAtOnce = 64;
+struct PoolTask {
+  const float* keys;   // as KvView, of one head
+  const float* gates;  // the values of that view
+  const float* ape;    // [pool, dim]
+  const int32_t* table;
+  int64_t table_pages, page_tokens, dim, pool;
+  int64_t first, count;  // pools
+  float* keys_out;       // [count, dim]
+};
+
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {
   const char* isa;
@@ -107,6 +139,16 @@ struct Kernels {
   void (*attend_join)(const float* piece, float piece_top, float piece_total, int64_t n, float* o, float* top,
                       float* total);
   void (*attend_finish)(float total, int64_t n, float* o);  // o /= total
+  void (*kda)(const KdaTask& task);
+  void (*causal_conv)(const ConvTask& task);
+  void (*pool_keys)(const PoolTask& task);
+  // Of up to kPoolsAtOnce pools.
+  void (*pool_scores)(const float* q, const float* weights, int64_t heads, int64_t dim, float scale,
+                      const float* keys, int64_t count, float* scores);
+  void (*hyper_collect)(const float* streams, const float* weights, int64_t count, int64_t width, float* out);
+  void (*hyper_distribute)(const float* y, const float* post, const float* comb, int64_t count, int64_t width,
+                           float* streams);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   // Rotates pairs (i, i + half) of one head.
   void (*rope)(float* head, const float* cosines, const float* sines, int64_t half);
@@ -116,6 +158,7 @@ struct Kernels {
   void (*add)(const float* y, int64_t n, float* x);                       // x += y
   void (*add_scaled)(const float* y, float weight, int64_t n, float* x);  // x += weight * y, two roundings
   void (*softplus)(const float* x, int64_t n, float* out);
+  void (*sigmoid)(const float* x, int64_t n, float* out);
   void (*multiply)(const float* y, int64_t n, float* x);   // x *= y
   void (*multiply_by)(float factor, int64_t n, float* x);  // x *= factor
   void (*exp)(const float* x, int64_t n, float* out);      // what attend and silu use; here for its test
