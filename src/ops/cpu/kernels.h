@@ -119,13 +119,12 @@ struct ConvTask {
 // Some complete pools of one sequence.
 inline constexpr int64_t kPoolsAtOnce = 64;
 struct PoolTask {
-  const float* keys;   // as KvView, of one head
-  const float* gates;  // the values of that view
-  const float* ape;    // [pool, dim]
-  const int32_t* table;
-  int64_t table_pages, page_tokens, dim, pool;
-  int64_t first, count;  // pools
-  float* keys_out;       // [count, dim]
+  const float* keys;      // [tokens, dim]
+  const float* gates;     // [tokens, dim]
+  const float* ape;       // [pool, dim]
+  const int64_t* tokens;  // [count, pool] which tokens the pools are made of
+  int64_t dim, pool, count;
+  float* keys_out;  // [count, dim]
 };
 
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.

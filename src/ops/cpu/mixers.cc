@@ -10,6 +10,12 @@
 namespace nibble::cpu {
 namespace {
 
+// Where a position of the one key/value head lies, in tokens.
+int64_t token_index(const KvView& kv, int32_t slot, int64_t position) {
+  const int64_t page = kv.table[slot * kv.table_pages + position / kv.page_tokens % kv.table_pages];
+  return page * kv.page_tokens + position % kv.page_tokens;
+}
+
 // Rows [first, first + count) of a step that belong to one sequence.
 struct Run {
   int64_t first, count;
@@ -122,16 +128,17 @@ void index_select_rows(ThreadPool& pool, const Kernels& kernels, const IndexSele
     const int64_t block_ns = kPoolsAtOnce * dim * (args.pool * 2 + run.count * heads / 32);
     for_each(pool, ceil_div(run.pools, kPoolsAtOnce), block_ns, [&](int64_t block) {
       const int64_t first = block * kPoolsAtOnce, count = std::min(kPoolsAtOnce, run.pools - first);
+      std::vector<int64_t> tokens(static_cast<size_t>(count * args.pool));
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = token_index(kv, args.rows.slots_T[run.first], first * args.pool + static_cast<int64_t>(i));
+      }
       alignas(64) float keys[kPoolsAtOnce * kMaxHeadDim];
       kernels.pool_keys({.keys = kv.keys,
                          .gates = kv.values,
                          .ape = args.ape,
-                         .table = kv.table + args.rows.slots_T[run.first] * kv.table_pages,
-                         .table_pages = kv.table_pages,
-                         .page_tokens = kv.page_tokens,
+                         .tokens = tokens.data(),
                          .dim = dim,
                          .pool = args.pool,
-                         .first = first,
                          .count = count,
                          .keys_out = keys});
       for (int64_t r = 0; r < run.count; ++r) {

@@ -161,30 +161,31 @@ void hyper_distribute(const float* y, const float* post, const float* comb, int6
   }
 }
 
-// keys[p] = sum_j softmax_j(gate_j + ape_j) * key_j of the task's pools, channel by channel.
+// keys_out[p] = sum_j softmax_j(gate_j + ape_j) * key_j of the task's pools, channel by channel.
 void pool_keys(const PoolTask& task) {
+  constexpr int64_t kAhead = 4;  // pools whose tokens are asked for before they are read
   for (int64_t p = 0; p < task.count; ++p) {
-    float* out = task.keys_out + p * task.dim;
-    auto token = [&](int64_t j) {
-      const int64_t position = (task.first + p) * task.pool + j;
-      const int64_t page = task.table[position / task.page_tokens % task.table_pages];
-      return (page * task.page_tokens + position % task.page_tokens) * task.dim;
-    };
+    const int64_t* tokens = task.tokens + p * task.pool;
+    const int64_t* later = task.tokens + smaller(p + kAhead, task.count - 1) * task.pool;
     for (int64_t c = 0; c < task.dim; c += kLanes) {
       const int64_t n = task.dim - c;
       auto logit = [&](int64_t j) {
-        return add(load_up_to(task.gates + token(j) + c, n), load_up_to(task.ape + j * task.dim + c, n));
+        return add(load_up_to(task.gates + tokens[j] * task.dim + c, n),
+                   load_up_to(task.ape + j * task.dim + c, n));
       };
       Vec top = logit(0);
       for (int64_t j = 1; j < task.pool; ++j) top = max(top, logit(j));
       Vec total = zero(), key = zero();
       for (int64_t j = 0; j < task.pool; ++j) {
+        __builtin_prefetch(task.gates + later[j] * task.dim + c);
+        __builtin_prefetch(task.keys + later[j] * task.dim + c);
         const Vec weight = exp(sub(logit(j), top));
         total = add(total, weight);
-        key = fma(weight, load_up_to(task.keys + token(j) + c, n), key);
+        key = fma(weight, load_up_to(task.keys + tokens[j] * task.dim + c, n), key);
       }
       key = div(key, total);
-      n >= kLanes ? store(out + c, key) : store_tail(out + c, n, key);
+      float* out = task.keys_out + p * task.dim + c;
+      n >= kLanes ? store(out, key) : store_tail(out, n, key);
     }
   }
 }
