@@ -7,10 +7,14 @@
 // for the hardware's prefetchers, which start again for each. Bytes: the weights once, the activations once for
 // each kElementTileColumns weight rows, out of L2.
 
+// Weight rows of a tile of `rows`. A single row waits for memory, which two streams and what is asked for ahead
+// of them keep busiest.
+constexpr int element_tile_columns(int64_t rows) { return rows == 1 ? 2 : kElementTileColumns; }
+
 // A last tile with fewer weight rows computes its last one again and drops it.
 template <class Row, int M>
 void element_tile(const Block& block, int64_t first_row, int64_t n0) {
-  constexpr int N = kElementTileColumns;
+  constexpr int N = element_tile_columns(M);
   constexpr int64_t kStep = 64 / static_cast<int64_t>(sizeof(typename Row::Code));  // columns of a cache line
   const float* x[M];
   for (int m = 0; m < M; ++m) x[m] = packed_row(block.x, block.first_row + first_row + m);
@@ -60,7 +64,7 @@ template <class Row>
 void element_block(const Block& block) {
   // Row tiles of nearly equal height.
   const int64_t tiles = (block.rows + kElementTileRows - 1) / kElementTileRows;
-  for (int64_t n = 0; n < block.columns; n += kElementTileColumns) {
+  for (int64_t n = 0; n < block.columns; n += element_tile_columns(block.rows)) {
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = block.rows * tile / tiles, next = block.rows * (tile + 1) / tiles;
       element_tile_of<Row, kElementTileRows>(block, row, next - row, n);

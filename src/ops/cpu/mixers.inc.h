@@ -177,8 +177,8 @@ void pool_keys(const PoolTask& task) {
       for (int64_t j = 1; j < task.pool; ++j) top = max(top, logit(j));
       Vec total = zero(), key = zero();
       for (int64_t j = 0; j < task.pool; ++j) {
-        __builtin_prefetch(task.gates + later[j] * task.dim + c);
-        __builtin_prefetch(task.keys + later[j] * task.dim + c);
+        __builtin_prefetch(task.gates + later[j] * task.dim + c, 0, 2);
+        __builtin_prefetch(task.keys + later[j] * task.dim + c, 0, 2);
         const Vec weight = exp(sub(logit(j), top));
         total = add(total, weight);
         key = fma(weight, load_up_to(task.keys + tokens[j] * task.dim + c, n), key);
