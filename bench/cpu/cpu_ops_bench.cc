@@ -24,7 +24,9 @@ namespace {
 class Bench {
  public:
   Bench(int threads, const std::string& isa, std::string filter)
-      : threads_(threads), filter_(std::move(filter)), ops_(make_backend("cpu", {.threads = threads, .cpu_isa = isa}).value()) {
+      : threads_(threads),
+        filter_(std::move(filter)),
+        ops_(make_backend("cpu", {.threads = threads, .cpu_isa = isa}).value()) {
     ceiling_ = ops_->read_bandwidth().value();
     fmt::print("{}, read ceiling {:.1f} GB/s\n", ops_->description(), ceiling_ / 1e9);
     fmt::print("| operation | us | GB/s | of ceiling | GFLOP/s |\n|---|---:|---:|---:|---:|\n");
@@ -81,7 +83,8 @@ struct Cache {
   KvView view;
 
   Cache(int64_t sequences, int64_t positions, int64_t kv_heads, int64_t head_dim, int64_t value_dim) {
-    const int64_t pages = (positions + kPageTokens - 1) / kPageTokens, tokens = sequences * pages * kPageTokens;
+    const int64_t pages = (positions + kPageTokens - 1) / kPageTokens,
+                  tokens = sequences * pages * kPageTokens;
     keys = random_floats(tokens * kv_heads * head_dim);
     values = random_floats(tokens * kv_heads * value_dim);
     for (int64_t i = 0; i < sequences * pages; ++i) table.push_back(static_cast<int32_t>(i));
@@ -127,7 +130,8 @@ void sparse_attention(Bench& bench, int64_t positions) {
   if (!bench.wants(chooses) && !bench.wants(attends)) return;
   Cache cache(1, positions, 1, kRank, kRank), index(1, positions, 1, kIndexDim, kIndexDim);
   const RowsOfStep rows = cache.rows(1, 1, positions);
-  const std::vector<float> q = random_floats(kHeads * kRank), index_q = random_floats(kIndexHeads * kIndexDim);
+  const std::vector<float> q = random_floats(kHeads * kRank),
+                           index_q = random_floats(kIndexHeads * kIndexDim);
   const std::vector<float> weights = random_floats(kIndexHeads), ape = random_floats(kPool * kIndexDim);
   std::vector<float> out(kHeads * kRank);
   std::vector<int32_t> selected(kTopK + kPool);
@@ -185,8 +189,8 @@ void recurrent(Bench& bench, int64_t sequences) {
             });
   bench.row(fmt::format("causal_conv, 8192 channels, {} sequences", sequences),
             4.0 * static_cast<double>(sequences * kWidth * (2 * (kTaps - 1) + 2)), 0, [&] {
-              bench.ops().causal_conv({in, weight.data(), kTaps, conv_state.data(), rows,
-                                       {out.data(), sequences, kWidth}});
+              bench.ops().causal_conv(
+                  {in, weight.data(), kTaps, conv_state.data(), rows, {out.data(), sequences, kWidth}});
             });
 }
 
@@ -240,20 +244,21 @@ void bf16_products(Bench& bench, int64_t kK) {
     const std::vector<float> x = random_floats(rows * kK);
     std::vector<float> out(static_cast<size_t>(rows * n));
     int64_t turn = 0;
-    bench.row(name, 2.0 * static_cast<double>(n * kK),
-              2.0 * static_cast<double>(rows * n * kK), [&] {
-                Matrix w{.format = MatrixFormat::kBF16, .n = n, .k = kK};
-                w.codes = reinterpret_cast<const uint8_t*>(codes.data() + turn++ % matrices * n * kK);
-                bench.ops().linear({x.data(), rows, kK}, w, {out.data(), rows, n});
-              });
+    bench.row(name, 2.0 * static_cast<double>(n * kK), 2.0 * static_cast<double>(rows * n * kK), [&] {
+      Matrix w{.format = MatrixFormat::kBF16, .n = n, .k = kK};
+      w.codes = reinterpret_cast<const uint8_t*>(codes.data() + turn++ % matrices * n * kK);
+      bench.ops().linear({x.data(), rows, kK}, w, {out.data(), rows, n});
+    });
   }
 }
 
 void run(Bench& bench) {
   for (int64_t k : {4096, 2048}) bf16_products(bench, k);
-  for (int64_t positions : {512, 4096, 32768}) attention(bench, "GQA 64/8 x 128", 64, 8, 128, 128, positions, 1);
+  for (int64_t positions : {512, 4096, 32768})
+    attention(bench, "GQA 64/8 x 128", 64, 8, 128, 128, positions, 1);
   attention(bench, "GQA 64/8 x 128", 64, 8, 128, 128, 4096, 16);
-  for (int64_t positions : {512, 4096, 32768}) attention(bench, "MLA 128 x 576/512", 128, 1, 576, 512, positions, 1);
+  for (int64_t positions : {512, 4096, 32768})
+    attention(bench, "MLA 128 x 576/512", 128, 1, 576, 512, positions, 1);
   for (int64_t positions : {4096, 32768}) sparse_attention(bench, positions);
   for (int64_t sequences : {1, 8}) recurrent(bench, sequences);
   for (int64_t rows : {1, 8}) small_operations(bench, rows);

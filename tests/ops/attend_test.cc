@@ -121,8 +121,8 @@ TEST_P(Attend, ChunksThreadsAndOtherRowsChangeNoBit) {
   }
 }
 
-// A single row's long context is shared by the threads, many rows are not cut so; with and without windows that
-// begin in the middle of whatever a kernel takes at a time.
+// A single row's long context is shared by the threads, many rows are not cut so; with and without windows
+// that begin in the middle of whatever a kernel takes at a time.
 TEST_P(Attend, ThreadsAndOtherRowsChangeNoBitOfLongSequences) {
   constexpr int64_t kPositions = 2300;
   for (Heads heads : {Heads{4, 2, 64}, Heads{70, 1, 20, 36}}) {
@@ -136,7 +136,8 @@ TEST_P(Attend, ThreadsAndOtherRowsChangeNoBitOfLongSequences) {
       const RowsBuffer wanted = attend(*ops_, step, cache.view(), window, 0, -1, sinks_H);
       for (int threads : {1, 2, 3, 7}) {
         std::unique_ptr<OnHostData> ops = make_ops(GetParam(), threads);
-        EXPECT_TRUE(same_bits(attend(*ops, step, cache.view(), window, 0, -1, sinks_H).read(), wanted.read()));
+        EXPECT_TRUE(
+            same_bits(attend(*ops, step, cache.view(), window, 0, -1, sinks_H).read(), wanted.read()));
         for (int64_t t : {3, 4}) {
           EXPECT_TRUE(same_bits(attend(*ops, step, cache.view(), window, t, 1, sinks_H).read(),
                                 wanted.read().slice(t, 1)));

@@ -314,7 +314,8 @@ TEST_P(AttendSelected, ThreadsAndOtherRowsChangeNoBit) {
       ops_ = make_ops(GetParam(), threads);
       EXPECT_TRUE(same_bits(attend(cache, step, positions, counts).read(), wanted.read()));
       for (int64_t t = 0; t < kRows; ++t) {
-        EXPECT_TRUE(same_bits(attend(cache, step, positions, counts, t, 1).read(), wanted.read().slice(t, 1)));
+        EXPECT_TRUE(
+            same_bits(attend(cache, step, positions, counts, t, 1).read(), wanted.read().slice(t, 1)));
       }
     }
   }

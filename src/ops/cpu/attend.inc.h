@@ -13,9 +13,9 @@
 //
 // The order follows from the positions alone (for chosen positions: from their places in the list), so pages,
 // rings, chunks, other rows and how many heads go together change no bit. A block that does not raise the
-// maximum multiplies by exp(0) = 1 exactly. Bytes: keys and values of the piece once from memory for all heads
-// of a task, 4 * (head_dim + value_dim) a position; tiles of 4 positions x kAttendTileHeads heads read them
-// from the caches. Limits: both dims 1..kMaxHeadDim, heads 1..kAttendHeads.
+// maximum multiplies by exp(0) = 1 exactly. Bytes: keys and values of the piece once from memory for all
+// heads of a task, 4 * (head_dim + value_dim) a position; tiles of 4 positions x kAttendTileHeads heads read
+// them from the caches. Limits: both dims 1..kMaxHeadDim, heads 1..kAttendHeads.
 
 constexpr int64_t kAttendBlock = 64;
 constexpr int64_t kTilePositions = 4;
@@ -36,11 +36,11 @@ inline void find_block(const AttendTask& task, int64_t begin, AttendBlock& block
   const float* page_keys = nullptr;
   const float* page_values = nullptr;
   for (int64_t i = block.low; i <= block.high; ++i) {
-    const auto position = static_cast<uint32_t>(task.positions != nullptr ? task.positions[begin + i] : begin + i);
+    const auto position =
+        static_cast<uint32_t>(task.positions != nullptr ? task.positions[begin + i] : begin + i);
     const uint32_t page = position / page_tokens, place = position % page_tokens;
     if (page_keys == nullptr || page != known_page) {
-      const int64_t at =
-          (task.table[page % table_pages] * task.kv_heads + task.kv_head) * task.page_tokens;
+      const int64_t at = (task.table[page % table_pages] * task.kv_heads + task.kv_head) * task.page_tokens;
       page_keys = task.keys + at * task.head_dim;
       page_values = task.values + at * task.value_dim;
       known_page = page;
@@ -58,8 +58,8 @@ inline void find_block(const AttendTask& task, int64_t begin, AttendBlock& block
 
 // scores[h * kAttendBlock + i] = q_h . k_i for H heads and the kTilePositions keys.
 template <int H>
-NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* keys, const float* const* ahead,
-                              float* scores) {
+NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* keys,
+                              const float* const* ahead, float* scores) {
   Vec dots[H][kTilePositions];
   for (auto& of_head : dots) {
     for (Vec& dot : of_head) dot = zero();
@@ -92,8 +92,9 @@ NIBBLE_INLINE void score_tile(const float* q, int64_t dim, const float* const* k
 // o[h][c] = o[h][c] * keep[h] + sum over i of p[h][i] * v_i[c] for H heads and N vectors of columns from
 // `column`; of the last vector `last_lanes` count.
 template <int H, int N>
-NIBBLE_INLINE void value_tile(const AttendBlock& block, const AttendBlock* next, const float* p, const float* keep, int64_t column,
-                              int64_t last_lanes, float* o, int64_t o_stride) {
+NIBBLE_INLINE void value_tile(const AttendBlock& block, const AttendBlock* next, const float* p,
+                              const float* keep, int64_t column, int64_t last_lanes, float* o,
+                              int64_t o_stride) {
   Vec sums[H][N];
   for (int h = 0; h < H; ++h) {
     for (int j = 0; j < N; ++j) {
@@ -121,16 +122,15 @@ NIBBLE_INLINE void value_tile(const AttendBlock& block, const AttendBlock* next,
 
 // Scores of the block's positions (in tiles that begin at `i`) for H heads.
 template <int H>
-void score_heads(const AttendTask& task, const AttendBlock& block, const AttendBlock* next, int64_t head, int64_t i,
-                 float* scores) {
+void score_heads(const AttendTask& task, const AttendBlock& block, const AttendBlock* next, int64_t head,
+                 int64_t i, float* scores) {
   score_tile<H>(task.q + head * task.head_dim, task.head_dim, block.keys + i,
-                head == 0 && next != nullptr ? next->keys + i : nullptr,
-                scores + head * kAttendBlock + i);
+                head == 0 && next != nullptr ? next->keys + i : nullptr, scores + head * kAttendBlock + i);
 }
 
 template <int H>
-void value_heads(const AttendTask& task, const AttendBlock& block, const AttendBlock* next, int64_t head, const float* p,
-                 const float* keep) {
+void value_heads(const AttendTask& task, const AttendBlock& block, const AttendBlock* next, int64_t head,
+                 const float* p, const float* keep) {
   constexpr int N = 4;
   const int64_t width = task.value_dim;
   float* o = task.out + head * task.out_stride;
@@ -197,12 +197,14 @@ void attend(const AttendTask& task) {
     AttendBlock* next = begin + kAttendBlock <= task.last ? &blocks[turn ^ 1] : nullptr;
     if (next != nullptr) find_block(task, begin + kAttendBlock, *next);
     for (int64_t i = block.low / kTilePositions * kTilePositions; i <= block.high; i += kTilePositions) {
-      for_head_tiles(task.heads, [&]<int H>(int64_t head) { score_heads<H>(task, block, next, head, i, scores); });
+      for_head_tiles(task.heads,
+                     [&]<int H>(int64_t head) { score_heads<H>(task, block, next, head, i, scores); });
     }
     for (int64_t h = 0; h < task.heads; ++h) {
       keep[h] = soften(block, task.scale, scores + h * kAttendBlock, task.top[h], task.total[h]);
     }
-    for_head_tiles(task.heads, [&]<int H>(int64_t head) { value_heads<H>(task, block, next, head, scores, keep); });
+    for_head_tiles(task.heads,
+                   [&]<int H>(int64_t head) { value_heads<H>(task, block, next, head, scores, keep); });
   }
 }
 

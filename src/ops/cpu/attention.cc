@@ -51,7 +51,8 @@ class Attention {
       for_each(pool, count * tasks, task_ns, [&](int64_t i) {
         const Part part = part_of(i % tasks);
         if (wave > 1) {
-          return attend(part, p + i / tasks, pieces + (i / tasks * rows + part.t) * piece + part.head * head_floats());
+          return attend(part, p + i / tasks,
+                        pieces + (i / tasks * rows + part.t) * piece + part.head * head_floats());
         }
         alignas(64) float own[kAttendHeads * (kMaxHeadDim + 2)];
         attend(part, p, own);

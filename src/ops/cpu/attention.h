@@ -12,8 +12,8 @@ namespace nibble::cpu {
 
 // What Ops::attend and, with a selection, Ops::attend_selected do.
 //
-// What a row sees is cut into pieces of kPiecePositions, so that the context of a single row keeps all threads
-// busy; pieces are joined in their order, for any number of threads.
+// What a row sees is cut into pieces of kPiecePositions, so that the context of a single row keeps all
+// threads busy; pieces are joined in their order, for any number of threads.
 void attend_rows(ThreadPool& pool, const Kernels& kernels, const AttendArgs& args, const Selection* selection,
                  Scratch& scratch);
 

@@ -145,7 +145,8 @@ class CpuOps final : public Ops {
   }
 
   void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out) override {
-    const std::vector<float> share(static_cast<size_t>(spec.streams), 1.0f / static_cast<float>(spec.streams));
+    const std::vector<float> share(static_cast<size_t>(spec.streams),
+                                   1.0f / static_cast<float>(spec.streams));
     for_each(pool_, out.rows, streams.cols / 8, [&](int64_t t) {
       kernels_.hyper_collect(streams.row(t), share.data(), spec.streams, out.cols, out.row(t));
     });

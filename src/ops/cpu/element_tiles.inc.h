@@ -1,14 +1,14 @@
-// A block of linear for up to kElementRows activation rows and weights with a code for each element (F32, F16,
-// BF16, E4M3 without block scales): with so few rows a decoded copy of the weights, as the buffered path makes
-// it, costs more than the products. Each tile of up to kElementTileRows x kElementTileColumns goes over all of
-// K and decodes in registers; the order of the sum is that of linear.inc.h, and so are the bits.
+// A block of linear for up to kElementRows activation rows and weights with a code for each element (F32,
+// F16, BF16, E4M3 without block scales): with so few rows a decoded copy of the weights, as the buffered path
+// makes it, costs more than the products. Each tile of up to kElementTileRows x kElementTileColumns goes over
+// all of K and decodes in registers; the order of the sum is that of linear.inc.h, and so are the bits.
 //
 // A tile's weight rows are read side by side, and the next tile's are asked for meanwhile: rows are too short
-// for the hardware's prefetchers, which start again for each. Bytes: the weights once, the activations once for
-// each kElementTileColumns weight rows, out of L2.
+// for the hardware's prefetchers, which start again for each. Bytes: the weights once, the activations once
+// for each kElementTileColumns weight rows, out of L2.
 
-// Weight rows of a tile of `rows`. A single row waits for memory, which two streams and what is asked for ahead
-// of them keep busiest.
+// Weight rows of a tile of `rows`. A single row waits for memory, which two streams and what is asked for
+// ahead of them keep busiest.
 constexpr int element_tile_columns(int64_t rows) { return rows == 1 ? 2 : kElementTileColumns; }
 
 // A last tile with fewer weight rows computes its last one again and drops it.

@@ -9,10 +9,10 @@
 // FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
 #pragma once
 
-#include "ops/limits.h"
 #include <stdint.h>
 
 #include "ops/activation.h"
+#include "ops/limits.h"
 
 // Primitives and inner loops must be inlined, or their vectors pass through memory.
 #define NIBBLE_INLINE inline __attribute__((always_inline))
@@ -147,7 +147,8 @@ struct Kernels {
   void (*hyper_collect)(const float* streams, const float* weights, int64_t count, int64_t width, float* out);
   void (*hyper_distribute)(const float* y, const float* post, const float* comb, int64_t count, int64_t width,
                            float* streams);
-  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                     float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   // Rotates pairs (i, i + half) of one head.
   void (*rope)(float* head, const float* cosines, const float* sines, int64_t half);

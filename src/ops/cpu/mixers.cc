@@ -130,7 +130,8 @@ void index_select_rows(ThreadPool& pool, const Kernels& kernels, const IndexSele
       const int64_t first = block * kPoolsAtOnce, count = std::min(kPoolsAtOnce, run.pools - first);
       std::vector<int64_t> tokens(static_cast<size_t>(count * args.pool));
       for (size_t i = 0; i < tokens.size(); ++i) {
-        tokens[i] = token_index(kv, args.rows.slots_T[run.first], first * args.pool + static_cast<int64_t>(i));
+        tokens[i] =
+            token_index(kv, args.rows.slots_T[run.first], first * args.pool + static_cast<int64_t>(i));
       }
       alignas(64) float keys[kPoolsAtOnce * kMaxHeadDim];
       kernels.pool_keys({.keys = kv.keys,
@@ -142,8 +143,8 @@ void index_select_rows(ThreadPool& pool, const Kernels& kernels, const IndexSele
                          .count = count,
                          .keys_out = keys});
       for (int64_t r = 0; r < run.count; ++r) {
-        kernels.pool_scores(args.q.row(run.first + r), args.weights.row(run.first + r), heads, dim, scale, keys,
-                            count, scores + r * run.pools + first);
+        kernels.pool_scores(args.q.row(run.first + r), args.weights.row(run.first + r), heads, dim, scale,
+                            keys, count, scores + r * run.pools + first);
       }
     });
     for_each(pool, run.count, run.pools * 10, [&](int64_t r) {

@@ -1,5 +1,5 @@
-// Delta attention, causal convolution and the choice of sparse attention, in tasks: what the methods of Ops of
-// the same names do.
+// Delta attention, causal convolution and the choice of sparse attention, in tasks: what the methods of Ops
+// of the same names do.
 #pragma once
 
 #include "ops/cpu/scratch.h"

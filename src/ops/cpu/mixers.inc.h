@@ -25,8 +25,8 @@ inline void normalize(const float* x, int64_t n, float scale, float* out) {
 }
 
 // N vectors of value columns of a state, one token on. Columns do not depend on each other, so these stay in
-// the first-level cache between the two passes over them, and the state is read and written once. Two sums, of
-// even and of odd keys, keep enough FMAs in flight.
+// the first-level cache between the two passes over them, and the state is read and written once. Two sums,
+// of even and of odd keys, keep enough FMAs in flight.
 template <int N, class Get, class Put>
 NIBBLE_INLINE void kda_columns(const KdaTask& task, const float* q, const float* k, const float* keep,
                                float beta, int64_t column, Get get, Put put) {
@@ -70,9 +70,8 @@ void kda(const KdaTask& task) {
   const Vec rate = exp(splat(task.a_log));
   for (int64_t i = 0; i < dim; i += kLanes) {
     const Vec u = add(load_up_to(task.decay + i, dim - i), load_up_to(task.dt_bias + i, dim - i));
-    const Vec g = task.gate_lower_bound != nullptr
-                      ? mul(splat(*task.gate_lower_bound), sigmoid(mul(rate, u)))
-                      : mul(negate(rate), softplus(u));
+    const Vec g = task.gate_lower_bound != nullptr ? mul(splat(*task.gate_lower_bound), sigmoid(mul(rate, u)))
+                                                   : mul(negate(rate), softplus(u));
     store(keep + i, exp(g));
   }
   const float beta = first_lane(sigmoid(splat(task.beta)));

@@ -19,13 +19,13 @@ struct Ints {
 };
 
 // 16 registers of 4 lanes: 8 for 2 accumulators, 4 for a weight, 4 for an activation.
-constexpr int kTileColumns = 2;  // weight rows of a register tile
-constexpr int kTileRows = 1;     // activation rows of a register tile
+constexpr int kTileColumns = 2;         // weight rows of a register tile
+constexpr int kTileRows = 1;            // activation rows of a register tile
 constexpr int kElementTileColumns = 2;  // of element_tiles.inc.h
 constexpr int kElementTileRows = 2;
-constexpr int kElementRows = 16;  // up to so many activation rows go its way
-constexpr int kAttendTileHeads = 1;     // of a tile of 4 positions x heads of attend
-constexpr int kFusedRows = 2;    // up to so many activation rows, weights are decoded in registers only
+constexpr int kElementRows = 16;     // up to so many activation rows go its way
+constexpr int kAttendTileHeads = 1;  // of a tile of 4 positions x heads of attend
+constexpr int kFusedRows = 2;        // up to so many activation rows, weights are decoded in registers only
 
 // A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
 // in registers only if it sees constant indices before it takes structs apart.
