@@ -150,6 +150,7 @@ class CpuOps final : public Ops {
     for_each(pool_, out.rows, streams.cols / 8, [&](int64_t t) {
       kernels_.hyper_collect(streams.row(t), share.data(), spec.streams, out.cols, out.row(t));
     });
+    if (args.gate_kind != OutputGate::kNone) do_gate_output(args.gate_kind, args.gate, width, args.out);
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
@@ -199,8 +200,9 @@ class CpuOps final : public Ops {
   }
 
   void do_expert_ffn(const ExpertFfnArgs& args) override {
-    if (cpu::can_fuse(args)) return cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
-    Ops::do_expert_ffn(args);
+    if (!cpu::can_fuse(args)) return Ops::do_expert_ffn(args);
+    cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
+    if (args.add_to.data != nullptr) do_add(args.out, args.add_to);
   }
 
  private:
