@@ -97,6 +97,9 @@ class CpuOps final : public Ops {
 
   void do_attend(const AttendArgs& args) override {
     cpu::attend_rows(pool_, kernels_, args, nullptr, attend_scratch_);
+    if (args.gate_kind != OutputGate::kNone) {
+      do_gate_output(args.gate_kind, args.gate, args.kv.value_width(), args.out);
+    }
   }
 
   void do_attend_selected(const AttendArgs& args, const Selection& selection) override {
@@ -150,7 +153,6 @@ class CpuOps final : public Ops {
     for_each(pool_, out.rows, streams.cols / 8, [&](int64_t t) {
       kernels_.hyper_collect(streams.row(t), share.data(), spec.streams, out.cols, out.row(t));
     });
-    if (args.gate_kind != OutputGate::kNone) do_gate_output(args.gate_kind, args.gate, width, args.out);
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
