@@ -83,8 +83,14 @@ const Sampler::Candidate& Sampler::ranked(size_t i) {
     };
     const auto from = candidates_.begin() + static_cast<int64_t>(sorted_);
     const auto to = candidates_.begin() + static_cast<int64_t>(end);
-    std::nth_element(from, to, candidates_.end(), before);
-    std::sort(from, to, before);
+    // Nearly all of many candidates fail their only comparison with the worst of a few.
+    constexpr size_t kFew = 256;
+    if (end - sorted_ <= kFew) {
+      std::partial_sort(from, to, candidates_.end(), before);
+    } else {
+      std::nth_element(from, to, candidates_.end(), before);
+      std::sort(from, to, before);
+    }
     sorted_ = end;
   }
   return candidates_[i];
