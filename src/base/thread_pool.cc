@@ -54,11 +54,11 @@ int usable_cpus() {
 
 struct ThreadPool::Loop {
   int64_t count;
-  const std::function<void(int64_t)>* body;
+  Task task;
   std::atomic<int64_t> next{0};
 
   void run() {
-    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) (*body)(i);
+    for (int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) task.call(task.body, i);
   }
 };
 
@@ -98,13 +98,8 @@ void ThreadPool::spin_until(const Ready& ready) const {
   }
 }
 
-void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
-  if (count <= 0) return;
-  if (count == 1 || workers_.empty()) {
-    for (int64_t i = 0; i < count; ++i) body(i);
-    return;
-  }
-  Loop loop{count, &body};
+void ThreadPool::run(int64_t count, Task task) {
+  Loop loop{count, task};
   bool someone_sleeps = false;
   {
     std::lock_guard lock(mutex_);

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -35,9 +34,23 @@ class ThreadPool {
 
   // Calls body(i) for every i in [0, count), each once, and returns when all are done. Indices are handed
   // out one by one, so make a task worth some microseconds. One parallel_for at a time; not reentrant.
-  void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
+  template <class Body>
+  void parallel_for(int64_t count, const Body& body) {
+    if (count <= 0) return;
+    if (count == 1 || workers_.empty()) {
+      for (int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    run(count, {&body, [](const void* of, int64_t i) { (*static_cast<const Body*>(of))(i); }});
+  }
 
  private:
+  // A caller's lambda without a copy of it, which might allocate.
+  struct Task {
+    const void* body;
+    void (*call)(const void* body, int64_t i);
+  };
+  void run(int64_t count, Task task);
   void work();
   // Looks at `ready` for up to kSpin_us; at once where this pool does not spin.
   template <class Ready>

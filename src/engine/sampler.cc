@@ -42,20 +42,18 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
                             [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
         ->id;
   }
+  sorted_ = 0;
+  const double top = std::ranges::max(candidates_, {}, &Candidate::logit).logit;
   keep_top_k();
-  keep_top_p_and_min_p();
+  keep_top_p_and_min_p(top);
 
-  const double top = candidates_[0].logit;
+  auto probability = [&](const Candidate& c) { return std::exp((c.logit - top) / params_.temperature); };
   double sum = 0;
-  probabilities_.clear();
-  for (const Candidate& c : candidates_) {
-    probabilities_.push_back(std::exp((c.logit - top) / params_.temperature));
-    sum += probabilities_.back();
-  }
+  for (const Candidate& c : candidates_) sum += probability(c);
   double left = uniform() * sum;
   for (size_t i = 0; i < candidates_.size(); ++i) {
-    left -= probabilities_[i];
-    if (left < 0) return candidates_[i].id;
+    left -= probability(ranked(i));
+    if (left < 0) return ranked(i).id;
   }
   return candidates_.back().id;  // rounding ate the last of `left`
 }
@@ -76,34 +74,55 @@ void Sampler::apply_penalties(std::span<const int32_t> history) {
   }
 }
 
-// Leaves the candidates sorted, most likely first; equal logits by id, so that the order is one.
-void Sampler::keep_top_k() {
-  auto before = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
-  size_t keep = params_.top_k > 0 ? std::min(candidates_.size(), static_cast<size_t>(params_.top_k))
-                                  : candidates_.size();
-  std::partial_sort(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(keep), candidates_.end(),
-                    before);
-  candidates_.resize(keep);
+const Sampler::Candidate& Sampler::ranked(size_t i) {
+  if (i >= sorted_) {
+    constexpr size_t kFirst = 64, kGrowth = 4;
+    const size_t end = std::min(candidates_.size(), std::max({kFirst, sorted_ * kGrowth, i + 1}));
+    auto before = [](const Candidate& a, const Candidate& b) {
+      return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+    };
+    const auto from = candidates_.begin() + static_cast<int64_t>(sorted_);
+    const auto to = candidates_.begin() + static_cast<int64_t>(end);
+    // Nearly all of many candidates fail their only comparison with the worst of a few.
+    constexpr size_t kFew = 256;
+    if (end - sorted_ <= kFew) {
+      std::partial_sort(from, to, candidates_.end(), before);
+    } else {
+      std::nth_element(from, to, candidates_.end(), before);
+      std::sort(from, to, before);
+    }
+    sorted_ = end;
+  }
+  return candidates_[i];
 }
 
-void Sampler::keep_top_p_and_min_p() {
-  const double top = candidates_[0].logit;
-  double sum = 0;
-  for (const Candidate& c : candidates_) sum += std::exp(c.logit - top);
+void Sampler::keep_top_k() {
+  const auto keep = static_cast<size_t>(params_.top_k);
+  if (keep == 0 || keep >= candidates_.size()) return;
+  ranked(keep - 1);
+  candidates_.resize(keep);
+  sorted_ = keep;
+}
+
+void Sampler::keep_top_p_and_min_p(double top) {
   size_t keep = candidates_.size();
   if (params_.top_p < 1) {
-    double mass = 0;
+    double sum = 0, mass = 0;
+    for (const Candidate& c : candidates_) sum += std::exp(c.logit - top);
     for (keep = 0; keep < candidates_.size() && (keep == 0 || mass < params_.top_p * sum); ++keep) {
-      mass += std::exp(candidates_[keep].logit - top);
+      mass += std::exp(ranked(keep).logit - top);
     }
   }
   if (params_.min_p > 0) {
     const double lowest = top + std::log(params_.min_p);
-    while (keep > 1 && candidates_[keep - 1].logit < lowest) --keep;
+    size_t likely = 1;
+    while (likely < keep && ranked(likely).logit >= lowest) ++likely;
+    keep = likely;
   }
+  if (keep == candidates_.size()) return;
+  ranked(keep - 1);
   candidates_.resize(keep);
+  sorted_ = std::min(sorted_, keep);
 }
 
 double Sampler::uniform() {

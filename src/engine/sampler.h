@@ -44,13 +44,17 @@ class Sampler {
   };
   void apply_penalties(std::span<const int32_t> history);
   void keep_top_k();
-  void keep_top_p_and_min_p();
+  void keep_top_p_and_min_p(double top);
+  // The i-th candidate from the most likely one; equal logits by id, so that the order is one. Sorts as far
+  // as it is asked, since a vocabulary has 100,000 candidates and a draw seldom looks at more than some
+  // dozens.
+  const Candidate& ranked(size_t i);
   double uniform();  // in [0, 1)
 
   SamplingParams params_;
   uint64_t draws_ = 0;
   std::vector<Candidate> candidates_;  // kept between calls for its memory
-  std::vector<double> probabilities_;
+  size_t sorted_ = 0;                  // of candidates_, at its beginning
 };
 
 }  // namespace nibble

@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <random>
 #include <set>
+#include <tuple>
 
 namespace nibble {
 namespace {
@@ -58,6 +62,33 @@ TEST(Sampler, Filters) {
   params.min_p = 1;
   EXPECT_EQ(seen(params, logits), (std::set<int32_t>{1}));
   EXPECT_EQ(seen(plain(1), logits), (std::set<int32_t>{0, 1, 2, 3}));
+}
+
+// Candidates are sorted as far as a draw needs: a large vocabulary in any order gives the token of the same
+// rank.
+TEST(Sampler, TheOrderOfALargeVocabularyDoesNotMatter) {
+  std::vector<float> ordered, shuffled;
+  for (int i = 0; i < 5000; ++i) ordered.push_back(-0.002f * static_cast<float>(i));
+  std::vector<size_t> place(ordered.size());
+  std::iota(place.begin(), place.end(), 0);
+  std::shuffle(place.begin(), place.end(), std::mt19937(5));
+  for (size_t i : place) shuffled.push_back(ordered[i]);
+  for (auto [top_k, top_p, min_p] :
+       {std::tuple{0, 1.0f, 0.0f}, {700, 1.0f, 0.0f}, {0, 0.6f, 0.0f}, {0, 1.0f, 0.2f}}) {
+    SamplingParams params = plain(1);
+    params.top_k = top_k, params.top_p = top_p, params.min_p = min_p;
+    Sampler a(params), b(params);
+    std::set<int32_t> drawn;
+    for (int draw = 0; draw < 2000; ++draw) {
+      const int32_t rank = a.sample(ordered, {});
+      EXPECT_EQ(place[static_cast<size_t>(b.sample(shuffled, {}))], static_cast<size_t>(rank));
+      drawn.insert(rank);
+    }
+    // exp(-0.002 i): 0.6 of the mass lies in the first 458, 0.2 of the best in the first 805.
+    const int32_t last = top_k > 0 ? 699 : top_p < 1 ? 458 : min_p > 0 ? 804 : 4999;
+    EXPECT_LE(*drawn.rbegin(), last);
+    EXPECT_GE(*drawn.rbegin(), last / 2);
+  }
 }
 
 TEST(Sampler, Penalties) {

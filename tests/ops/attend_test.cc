@@ -45,9 +45,9 @@ TEST_P(Attend, AgreesWithTheFormula) {
 // Longer than what a kernel takes at a time, with ends at and around its borders.
 TEST_P(Attend, LongSequences) {
   Judge judge("attend_long");
-  constexpr int64_t kPositions = 900;
-  const std::vector<int32_t> ends = {0, 255, 256, 257, 511, 512, 640, 767, 768, 899};
-  for (Heads heads : {Heads{2, 1, 20, 36}, Heads{4, 2, 16}}) {
+  constexpr int64_t kPositions = 1100;
+  const std::vector<int32_t> ends = {0, 255, 256, 257, 511, 512, 640, 767, 768, 899, 1023, 1024, 1099};
+  for (Heads heads : {Heads{2, 1, 20, 36}, Heads{4, 2, 16}, Heads{35, 1, 16}}) {
     Random random(20);
     Cache cache(*ops_, heads, 1, kPositions, 16, pages_for(kPositions, 16), 21);
     Step step{ends, std::vector<int32_t>(ends.size(), 0),
@@ -118,6 +118,32 @@ TEST_P(Attend, ChunksThreadsAndOtherRowsChangeNoBit) {
   for (int threads : {1, 2, 3, 7}) {
     std::unique_ptr<OnHostData> ops = make_ops(GetParam(), threads);
     EXPECT_TRUE(same_bits(attend(*ops, step, cache.view(), 0).view(), wanted.view()));
+  }
+}
+
+// A single row's long context is shared by the threads, many rows are not cut so; with and without windows
+// that begin in the middle of whatever a kernel takes at a time.
+TEST_P(Attend, ThreadsAndOtherRowsChangeNoBitOfLongSequences) {
+  constexpr int64_t kPositions = 2300;
+  for (Heads heads : {Heads{4, 2, 64}, Heads{70, 1, 20, 36}}) {
+    Random random(22);
+    Cache cache(*ops_, heads, 2, kPositions, 16, pages_for(kPositions, 16), 23);
+    Step step = random_step(random, heads, 9, 2, kPositions);
+    step.positions[4] = static_cast<int32_t>(kPositions - 1);
+    const std::vector<float> sinks = random.floats(heads.query);
+    for (int64_t window : {0, 1000}) {
+      const float* sinks_H = window > 0 ? sinks.data() : nullptr;
+      const RowsBuffer wanted = attend(*ops_, step, cache.view(), window, 0, -1, sinks_H);
+      for (int threads : {1, 2, 3, 7}) {
+        std::unique_ptr<OnHostData> ops = make_ops(GetParam(), threads);
+        EXPECT_TRUE(
+            same_bits(attend(*ops, step, cache.view(), window, 0, -1, sinks_H).read(), wanted.read()));
+        for (int64_t t : {3, 4}) {
+          EXPECT_TRUE(same_bits(attend(*ops, step, cache.view(), window, t, 1, sinks_H).read(),
+                                wanted.read().slice(t, 1)));
+        }
+      }
+    }
   }
 }
 

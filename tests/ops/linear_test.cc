@@ -244,7 +244,7 @@ TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
       RowsBuffer alone(130, w.matrix.n);
       for (int64_t t = 0; t < 130; ++t)
         ops_->linear(all.read().slice(t, 1), w.matrix, alone.view().slice(t, 1));
-      for (int64_t rows : {2, 3, 4, 5, 6, 7, 8, 16, 17, 128, 129, 130}) {
+      for (int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33, 128, 129, 130}) {
         RowsBuffer out(130, w.matrix.n);
         // In chunks of `rows`, the last one shorter.
         for (int64_t t = 0; t < 130; t += rows) {

@@ -163,14 +163,18 @@ TEST_P(CausalConv, AgreesWithTheFormula) {
   }
 }
 
-TEST_P(CausalConv, StepsNeighboursAndPlaceChangeNoBit) {
+TEST_P(CausalConv, StepsNeighboursPlaceAndThreadsChangeNoBit) {
   Random random(62);
-  for (int64_t channels : {7, 130}) {
+  for (int64_t channels : {7, 130, 700}) {
     const std::vector<RowsBuffer> x = random_sequences(random, channels, 2);
     const std::vector<float> weight = random.floats(channels * 4);
     const Outcome wanted = run(one_by_one(), x, weight, 4, false);
     expect_same(run(kInterleaved, x, weight, 4, false), wanted);
     expect_same(run(kInterleaved, x, weight, 4, true), wanted);
+    for (int threads : {1, 3, 7}) {
+      ops_ = make_ops(GetParam(), threads);
+      expect_same(run(kInterleaved, x, weight, 4, true), wanted);
+    }
   }
 }
 
@@ -326,11 +330,15 @@ TEST_P(Kda, AgreesWithTheFormula) {
   }
 }
 
-TEST_P(Kda, StepsAndNeighboursChangeNoBit) {
+TEST_P(Kda, StepsNeighboursAndThreadsChangeNoBit) {
   Random random(64);
   for (auto [heads, dim] : {std::pair<int64_t, int64_t>{3, 7}, {2, 128}}) {
     Inputs in(random, heads, dim, -5.0f);
-    expect_same(run(kInterleaved, in), run(one_by_one(), in));
+    const Outcome wanted = run(one_by_one(), in);
+    for (int threads : {1, 2, 3, 7}) {
+      ops_ = make_ops(GetParam(), threads);
+      expect_same(run(kInterleaved, in), wanted);
+    }
   }
 }
 

@@ -268,6 +268,59 @@ TEST_P(IndexSelect, ManyPools) {
   }
 }
 
+// So many rows and pools that each is cut several times.
+TEST_P(IndexSelect, ThreadsAndOtherRowsChangeNothing) {
+  const Case c{3, 20, 4, 40};
+  const Heads heads{3, 1, 20};
+  Random random(83);
+  constexpr int64_t kPositions = 1403, kRows = 41;
+  Cache cache(*ops_, heads, 2, kPositions, 16, pages_for(kPositions, 16), 84);
+  Step step = ordered_step(random, heads, kRows, 2, kPositions);
+  std::sort(step.slots.begin(), step.slots.end());
+  RowsBuffer weights = RowsBuffer::random(random, kRows, 3);
+  const std::vector<float> ape = random.floats(4 * 20);
+  const Chosen wanted = select(cache, step, weights, ape, c);
+  for (int threads : {1, 2, 3, 7}) {
+    ops_ = make_ops(GetParam(), threads);
+    const Chosen all = select(cache, step, weights, ape, c);
+    EXPECT_EQ(all.counts, wanted.counts);
+    for (int64_t t = 0; t < kRows; ++t) {
+      EXPECT_EQ(all.row(t), wanted.row(t));
+      if (t % 10 != 0) continue;
+      EXPECT_EQ(select(cache, step, weights, ape, c, t, 1).row(0), wanted.row(t));
+    }
+  }
+}
+
+// More chosen positions than are taken at a time.
+TEST_P(AttendSelected, ThreadsAndOtherRowsChangeNoBit) {
+  constexpr int64_t kRows = 5, kPositions = 1900;
+  Random random(85);
+  for (Heads heads : {Heads{4, 1, 64}, Heads{70, 1, 20, 36}}) {
+    Cache cache(*ops_, heads, 2, kPositions, 16, pages_for(kPositions, 16), 86);
+    Step step = ordered_step(random, heads, kRows, 2, kPositions);
+    std::vector<int32_t> positions, counts;
+    for (int32_t last : step.positions) {
+      const size_t begin = positions.size();
+      for (int32_t p = 0; p < last; ++p) {
+        if (random.below(3) > 0) positions.push_back(p);
+      }
+      positions.push_back(last);
+      counts.push_back(static_cast<int32_t>(positions.size() - begin));
+      positions.resize(begin + kPositions, 1 << 30);
+    }
+    const RowsBuffer wanted = attend(cache, step, positions, counts);
+    for (int threads : {1, 2, 3, 7}) {
+      ops_ = make_ops(GetParam(), threads);
+      EXPECT_TRUE(same_bits(attend(cache, step, positions, counts).read(), wanted.read()));
+      for (int64_t t = 0; t < kRows; ++t) {
+        EXPECT_TRUE(
+            same_bits(attend(cache, step, positions, counts, t, 1).read(), wanted.read().slice(t, 1)));
+      }
+    }
+  }
+}
+
 INSTANTIATE_ON_ALL_BACKENDS(IndexSelect);
 INSTANTIATE_ON_ALL_BACKENDS(AttendSelected);
 

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "ops/cpu/attention.h"
 #include "ops/cpu/expert_ffn.h"
 #include "ops/cpu/isa.h"
+#include "ops/cpu/mixers.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/tasks.h"
 #include "ops/host_read_bandwidth.h"
@@ -94,26 +96,63 @@ class CpuOps final : public Ops {
   }
 
   void do_attend(const AttendArgs& args) override {
-    const KvView& kv = args.kv;
-    const int64_t width = kv.value_width();
-    NIBBLE_CHECK(kv.head_dim <= kMaxHeadDim && width <= kMaxHeadDim);
-    const int64_t heads = args.q.cols / kv.head_dim, group = heads / kv.kv_heads;
-    auto first_of = [&](int64_t t) {
-      int64_t last = args.rows.positions_T[t];
-      return args.window > 0 ? std::max<int64_t>(0, last - args.window + 1) : int64_t{0};
-    };
-    int64_t positions = 0;
-    for (int64_t t = 0; t < args.q.rows; ++t) positions += args.rows.positions_T[t] - first_of(t) + 1;
-    const int64_t head_ns = positions / std::max<int64_t>(1, args.q.rows) * (3 + (kv.head_dim + width) / 32);
-    for_each(pool_, args.q.rows * heads, head_ns, [&](int64_t task) {
-      const int64_t t = task / heads, h = task % heads;
-      kernels_.attend({args.q.row(t) + h * kv.head_dim, kv.keys, kv.values,
-                       kv.table + args.rows.slots_T[t] * kv.table_pages, kv.table_pages, kv.page_tokens,
-                       kv.kv_heads, kv.head_dim, width, h / group, first_of(t), args.rows.positions_T[t],
-                       args.scale, args.sinks_H != nullptr ? args.sinks_H + h : nullptr,
-                       args.out.row(t) + h * width});
+    cpu::attend_rows(pool_, kernels_, args, nullptr, attend_scratch_);
+    if (args.gate_kind != OutputGate::kNone) {
+      do_gate_output(args.gate_kind, args.gate, args.kv.value_width(), args.out);
+    }
+  }
+
+  void do_attend_selected(const AttendArgs& args, const Selection& selection) override {
+    cpu::attend_rows(pool_, kernels_, args, &selection, attend_scratch_);
+  }
+
+  void do_index_select(const IndexSelectArgs& args) override {
+    cpu::index_select_rows(pool_, kernels_, args, select_scratch_);
+  }
+
+  void do_causal_conv(const CausalConvArgs& args) override { cpu::causal_conv_rows(pool_, kernels_, args); }
+
+  void do_kda(const KdaArgs& args) override { cpu::kda_rows(pool_, kernels_, args); }
+
+  void do_copy(Rows<const float> x, Rows<float> out) override {
+    for_each(pool_, x.rows, x.cols / 8, [&](int64_t t) { std::copy_n(x.row(t), x.cols, out.row(t)); });
+  }
+
+  void do_layer_norm(Rows<const float> x, const float* weight, const float* bias, float eps,
+                     Rows<float> out) override {
+    for_each(pool_, x.rows, x.cols / 4,
+             [&](int64_t t) { kernels_.layer_norm(x.row(t), weight, bias, eps, x.cols, out.row(t)); });
+  }
+
+  void do_hyper_weights(const HyperSpec& spec, const float* base, const float* scale,
+                        Rows<float> mix) override {
+    // A few numbers a row: the default's loops.
+    for_each(pool_, mix.rows, 1000,
+             [&](int64_t t) { Ops::do_hyper_weights(spec, base, scale, mix.slice(t, 1)); });
+  }
+
+  void do_hyper_collect(const HyperSpec& spec, Rows<const float> streams, Rows<const float> mix,
+                        Rows<float> out) override {
+    for_each(pool_, out.rows, streams.cols / 8, [&](int64_t t) {
+      kernels_.hyper_collect(streams.row(t), mix.row(t), spec.streams, out.cols, out.row(t));
     });
-    if (args.gate_kind != OutputGate::kNone) do_gate_output(args.gate_kind, args.gate, width, args.out);
+  }
+
+  void do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
+                           Rows<float> streams) override {
+    NIBBLE_CHECK(spec.streams <= kMaxStreams);
+    for_each(pool_, y.rows, streams.cols / 4, [&](int64_t t) {
+      const float* post = mix.row(t) + spec.streams;
+      kernels_.hyper_distribute(y.row(t), post, post + spec.streams, spec.streams, y.cols, streams.row(t));
+    });
+  }
+
+  void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out) override {
+    const std::vector<float> share(static_cast<size_t>(spec.streams),
+                                   1.0f / static_cast<float>(spec.streams));
+    for_each(pool_, out.rows, streams.cols / 8, [&](int64_t t) {
+      kernels_.hyper_collect(streams.row(t), share.data(), spec.streams, out.cols, out.row(t));
+    });
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
@@ -123,7 +162,7 @@ class CpuOps final : public Ops {
       for (int64_t i = 0; i < gate.cols; i += kAtOnce) {
         const int64_t n = std::min(kAtOnce, gate.cols - i);
         if (kind == OutputGate::kSigmoidElement) {
-          for (int64_t j = 0; j < n; ++j) factors[j] = 1.0f / (1.0f + std::exp(-gate.row(t)[i + j]));
+          kernels_.sigmoid(gate.row(t) + i, n, factors);
         } else {
           kernels_.softplus(gate.row(t) + i, n, factors);
         }
@@ -172,7 +211,7 @@ class CpuOps final : public Ops {
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
   // Grow to the largest step and stay.
-  cpu::Scratch packed_;
+  cpu::Scratch packed_, attend_scratch_, select_scratch_;
   cpu::ExpertFfnScratch expert_scratch_;
 };
 

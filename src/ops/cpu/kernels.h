@@ -9,10 +9,10 @@
 // FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
 #pragma once
 
-#include "ops/limits.h"
 #include <stdint.h>
 
 #include "ops/activation.h"
+#include "ops/limits.h"
 
 // Primitives and inner loops must be inlined, or their vectors pass through memory.
 #define NIBBLE_INLINE inline __attribute__((always_inline))
@@ -76,17 +76,55 @@ struct GateUpTask {
   int64_t out_stride;
 };
 
-// One head of one row: softmax(scale * q . k) v over the positions first..last, and the sink.
+// Some heads of one row that share a key/value head, over a piece of what the row sees: attend.inc.h.
+inline constexpr int64_t kAttendHeads = 32;  // of one task
 struct AttendTask {
-  const float* q;  // [head_dim]
+  const float* q;  // [heads, head_dim]
+  int64_t heads;
   const float* keys;
   const float* values;
   const int32_t* table;  // the sequence's row of the page table
   int64_t table_pages, page_tokens, kv_heads, head_dim, value_dim, kv_head;
-  int64_t first, last;
+  const int32_t* positions;  // those that the row sees; null: all
+  int64_t first, last;       // positions, or places in `positions`
   float scale;
-  const float* sink;  // its logit; null: none
-  float* out;         // [value_dim]
+  // Of each head, overwritten: top score, sum of exp(score - top), and that of exp(score - top) * value,
+  // whose padding up to out_stride is undefined.
+  float* top;
+  float* total;
+  float* out;
+  int64_t out_stride;  // round_up(value_dim, kLanes)
+};
+
+// One head of one row of delta attention; ops/mixer_args.h says the formula.
+struct KdaTask {
+  const float *q, *k, *v, *decay, *dt_bias;  // [dim]
+  float beta, a_log;
+  const float* gate_lower_bound;  // null: softplus
+  int64_t dim;
+  float* state;  // [dim, dim]
+  float* out;    // [dim]
+};
+
+// n channels of one row of a causal convolution.
+struct ConvTask {
+  const float* x;       // [n]
+  const float* weight;  // [taps, n]
+  int64_t taps, n;
+  float* state;  // [taps - 1], state_stride apart
+  int64_t state_stride;
+  float* out;  // [n]
+};
+
+// Some complete pools of one sequence.
+inline constexpr int64_t kPoolsAtOnce = 64;
+struct PoolTask {
+  const float* keys;      // [tokens, dim]
+  const float* gates;     // [tokens, dim]
+  const float* ape;       // [pool, dim]
+  const int64_t* tokens;  // [count, pool] which tokens the pools are made of
+  int64_t dim, pool, count;
+  float* keys_out;  // [count, dim]
 };
 
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
@@ -96,6 +134,21 @@ struct Kernels {
   void (*linear)(const LinearTask& task);
   void (*gate_up)(const GateUpTask& task);
   void (*attend)(const AttendTask& task);
+  // Joins a piece of n values to those before it, in place.
+  void (*attend_join)(const float* piece, float piece_top, float piece_total, int64_t n, float* o, float* top,
+                      float* total);
+  void (*attend_finish)(float total, int64_t n, float* o);  // o /= total
+  void (*kda)(const KdaTask& task);
+  void (*causal_conv)(const ConvTask& task);
+  void (*pool_keys)(const PoolTask& task);
+  // Of up to kPoolsAtOnce pools.
+  void (*pool_scores)(const float* q, const float* weights, int64_t heads, int64_t dim, float scale,
+                      const float* keys, int64_t count, float* scores);
+  void (*hyper_collect)(const float* streams, const float* weights, int64_t count, int64_t width, float* out);
+  void (*hyper_distribute)(const float* y, const float* post, const float* comb, int64_t count, int64_t width,
+                           float* streams);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                     float* out);
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   // Rotates pairs (i, i + half) of one head.
   void (*rope)(float* head, const float* cosines, const float* sines, int64_t half);
@@ -105,6 +158,7 @@ struct Kernels {
   void (*add)(const float* y, int64_t n, float* x);                       // x += y
   void (*add_scaled)(const float* y, float weight, int64_t n, float* x);  // x += weight * y, two roundings
   void (*softplus)(const float* x, int64_t n, float* out);
+  void (*sigmoid)(const float* x, int64_t n, float* out);
   void (*multiply)(const float* y, int64_t n, float* x);   // x *= y
   void (*multiply_by)(float factor, int64_t n, float* x);  // x *= factor
   void (*exp)(const float* x, int64_t n, float* out);      // what attend and silu use; here for its test

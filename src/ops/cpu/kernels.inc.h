@@ -10,7 +10,33 @@
 // (attention)
 #include "ops/cpu/attend.inc.h"
 
+// (the rest)
+#include "ops/cpu/mixers.inc.h"
+
 constexpr Kernels make_kernels(const char* isa) {
-  return {isa,      pack,      linear,     gate_up,        attend,   rms_norm,    rope,     rope_interleaved,
-          activate, add_array, add_scaled, softplus_array, multiply, multiply_by, exp_array};
+  return {.isa = isa,
+          .pack = pack,
+          .linear = linear,
+          .gate_up = gate_up,
+          .attend = attend,
+          .attend_join = attend_join,
+          .attend_finish = attend_finish,
+          .kda = kda,
+          .causal_conv = causal_conv,
+          .pool_keys = pool_keys,
+          .pool_scores = pool_scores,
+          .hyper_collect = hyper_collect,
+          .hyper_distribute = hyper_distribute,
+          .layer_norm = layer_norm,
+          .rms_norm = rms_norm,
+          .rope = rope,
+          .rope_interleaved = rope_interleaved,
+          .activate = activate,
+          .add = add_array,
+          .add_scaled = add_scaled,
+          .softplus = softplus_array,
+          .sigmoid = sigmoid_array,
+          .multiply = multiply,
+          .multiply_by = multiply_by,
+          .exp = exp_array};
 }

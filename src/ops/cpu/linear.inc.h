@@ -10,7 +10,8 @@
 // weights once for each 128 rows (NVFP4: N*K*9/16; MXFP4 N*K*17/32), the activations once for each 16 weight
 // rows.
 //
-// Two paths with the same bits:
+// Three paths with the same bits:
+//   elements  up to kElementRows rows of a format without block scales: element_tiles.inc.h
 //   fused     up to kFusedRows rows: decode in registers, each weight serves all rows at once
 //   buffered  more rows: 16 weight rows x 1024 columns are decoded into 72 KB of floats (L2), and register
 //             tiles of kTileColumns x kTileRows run over them; a row tile's activations (24 KB) stay in L1
@@ -85,7 +86,7 @@ inline const float* packed_row(const PackedRows& x, int64_t r) {
 struct Block {
   const Weights& w;
   const PackedRows& x;
-  int64_t first, columns;   // weight rows; at most kBlockColumns
+  int64_t first, columns;   // weight rows; at most kBlockColumns, but for elements
   int64_t first_row, rows;  // activation rows; at most kBlockRows
   float* out;               // of activation row first_row and weight row first
   int64_t out_stride;
@@ -195,6 +196,14 @@ void buffered(const Block& block) {
   }
 }
 
+#include "ops/cpu/element_tiles.inc.h"
+
+template <class Format>
+void element_block_of(const Block& block) {
+  if (block.rows <= kElementRows) return element_block<ElementRow<Format>>(block);
+  buffered<ElementRow<Format>>(block);
+}
+
 template <class Row>
 void linear_block_of(const Block& block) {
   static_assert(kFusedRows <= 4);
@@ -213,16 +222,22 @@ void linear_block_of(const Block& block) {
   }
 }
 
+inline bool goes_by_elements(const LinearTask& task) {
+  const WeightFormat format = task.w.format;
+  return task.x.rows <= kElementRows && (format == WeightFormat::kF32 || format == WeightFormat::kF16 ||
+                                         format == WeightFormat::kBF16 || format == WeightFormat::kF8E4M3);
+}
+
 void linear_block(const Block& block) {
   switch (block.w.format) {
     case WeightFormat::kF32:
-      return linear_block_of<ElementRow<F32>>(block);
+      return element_block_of<F32>(block);
     case WeightFormat::kF16:
-      return linear_block_of<ElementRow<F16>>(block);
+      return element_block_of<F16>(block);
     case WeightFormat::kBF16:
-      return linear_block_of<ElementRow<BF16>>(block);
+      return element_block_of<BF16>(block);
     case WeightFormat::kF8E4M3:
-      return linear_block_of<ElementRow<E4M3>>(block);
+      return element_block_of<E4M3>(block);
     case WeightFormat::kNvfp4:
       return linear_block_of<NibbleRow<Nvfp4>>(block);
     case WeightFormat::kMxfp4:
@@ -237,9 +252,11 @@ void linear_block(const Block& block) {
 }
 
 void linear(const LinearTask& task) {
+  // The elements path needs no buffers of a block's size, and ends a tile in vain with each block.
+  const int64_t columns = goes_by_elements(task) ? task.last - task.first : kBlockColumns;
   for (int64_t r = 0; r < task.x.rows; r += kBlockRows) {
-    for (int64_t n = task.first; n < task.last; n += kBlockColumns) {
-      linear_block({task.w, task.x, n, smaller(kBlockColumns, task.last - n), r,
+    for (int64_t n = task.first; n < task.last; n += columns) {
+      linear_block({task.w, task.x, n, smaller(columns, task.last - n), r,
                     smaller(kBlockRows, task.x.rows - r), task.out + r * task.out_stride + n,
                     task.out_stride});
     }

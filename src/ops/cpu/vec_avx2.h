@@ -13,6 +13,10 @@ struct Ints {
 constexpr int kTileColumns = 2;
 constexpr int kTileRows = 3;
 constexpr int kFusedRows = 3;
+constexpr int kElementTileColumns = 2;
+constexpr int kElementTileRows = 3;
+constexpr int kElementRows = 16;
+constexpr int kAttendTileHeads = 1;
 
 // The lanes below n of eight.
 NIBBLE_INLINE __m256i first_lanes(int64_t n) {
@@ -74,6 +78,19 @@ NIBBLE_INLINE float sum(Vec a) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+NIBBLE_INLINE __m128 four_sums(Vec a) {
+  __m256 eight = _mm256_add_ps(a.low, a.high);
+  return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+}
+// The lanes (0 + 2, 0 + 2, 1 + 3, 1 + 3) of two.
+NIBBLE_INLINE __m128 pair_sums(__m128 a, __m128 b) {
+  return _mm_add_ps(_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
+}
+NIBBLE_INLINE void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  __m128 ab = pair_sums(four_sums(a), four_sums(b)), cd = pair_sums(four_sums(c), four_sums(d));
+  _mm_storeu_ps(p, _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab)));
 }
 
 NIBBLE_INLINE __m128i load_halves(const uint16_t* p) {

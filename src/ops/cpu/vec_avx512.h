@@ -10,6 +10,11 @@ using Ints = __m512i;
 constexpr int kTileColumns = 4;
 constexpr int kTileRows = 6;
 constexpr int kFusedRows = 4;
+// 24 accumulators, 3 weights, 1 activation; two registers for decoding.
+constexpr int kElementTileColumns = 3;
+constexpr int kElementTileRows = 8;
+constexpr int kElementRows = 32;
+constexpr int kAttendTileHeads = 4;  // 16 accumulators, 4 keys or vectors of values, 1 query or weight
 
 NIBBLE_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
@@ -47,6 +52,19 @@ NIBBLE_INLINE float sum(Vec a) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+// Lane i + lane i + 8 of two vectors, side by side.
+NIBBLE_INLINE Vec half_sums(Vec a, Vec b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+}
+NIBBLE_INLINE void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  Vec ab = half_sums(a, b), cd = half_sums(c, d);
+  Vec fours = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  Vec twos = _mm512_add_ps(fours, _mm512_permute_ps(fours, 0x4E));
+  Vec ones = _mm512_add_ps(twos, _mm512_permute_ps(twos, 0xB1));
+  const Ints firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  _mm_storeu_ps(p, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, ones)));
 }
 
 NIBBLE_INLINE Vec load_bf16(const uint16_t* p) {

@@ -19,9 +19,13 @@ struct Ints {
 };
 
 // 16 registers of 4 lanes: 8 for 2 accumulators, 4 for a weight, 4 for an activation.
-constexpr int kTileColumns = 2;  // weight rows of a register tile
-constexpr int kTileRows = 1;     // activation rows of a register tile
-constexpr int kFusedRows = 2;    // up to so many activation rows, weights are decoded in registers only
+constexpr int kTileColumns = 2;         // weight rows of a register tile
+constexpr int kTileRows = 1;            // activation rows of a register tile
+constexpr int kElementTileColumns = 2;  // of element_tiles.inc.h
+constexpr int kElementTileRows = 2;
+constexpr int kElementRows = 16;     // up to so many activation rows go its way
+constexpr int kAttendTileHeads = 1;  // of a tile of 4 positions x heads of attend
+constexpr int kFusedRows = 2;        // up to so many activation rows, weights are decoded in registers only
 
 // A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
 // in registers only if it sees constant indices before it takes structs apart.
@@ -91,6 +95,11 @@ NIBBLE_INLINE float sum(Vec a) {
   Float4 low = a.part[0] + a.part[2], high = a.part[1] + a.part[3];
   Float4 four = low + high;
   return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// p[0..3] = the sums of four vectors.
+NIBBLE_INLINE void store_sums(float* p, Vec a, Vec b, Vec c, Vec d) {
+  p[0] = sum(a), p[1] = sum(b), p[2] = sum(c), p[3] = sum(d);
 }
 
 // 16 bf16 or f16 to float, exact.

@@ -70,7 +70,9 @@ struct ElementRow {
     __builtin_memcpy(padded, codes + c * kLanes, static_cast<uint64_t>(columns) * sizeof(Code));
     return Format::values(padded);
   }
-  void prefetch(int64_t /*c*/) const {}
+  // Into the second-level cache: asking for the first one stalls on its few open misses (15 against 25 GB/s).
+  // Past the matrix it is a hint without effect.
+  void prefetch(int64_t column) const { __builtin_prefetch(codes + column, 0, 2); }
   static Vec next(Chunk& chunk) { return chunk; }
 };
 
