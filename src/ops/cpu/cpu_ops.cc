@@ -12,6 +12,7 @@
 #include "ops/cpu/isa.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/tasks.h"
+#include "ops/cpu/weight_tiles.h"
 #include "ops/host_read_bandwidth.h"
 #include "ops/rope_table.h"
 #include "ops/routing.h"
@@ -31,7 +32,12 @@ class CpuOps final : public Ops {
     return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
   }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
-  Result<Matrix> place(const Matrix& host_matrix, MatrixUse) override { return host_matrix; }
+  bool copies_weights(MatrixFormat format) const override { return cpu::can_be_tiles(format); }
+  Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
+    Matrix placed = host_matrix;
+    if (use == MatrixUse::kProducts) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
+    return placed;
+  }
 
  protected:
   void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
@@ -53,8 +59,8 @@ class CpuOps final : public Ops {
     if (x.rows == 0) return;
     const cpu::Weights weights = cpu::kernel_weights(w);
     const cpu::PackedRows packed = cpu::pack_rows(pool_, kernels_, weights.packing, x, packed_);
-    const int64_t each =
-        cpu::weight_rows_per_task(w.n, w.n, matrix_bytes(w.format, 1, w.k), x.rows, pool_.threads());
+    const int64_t each = cpu::weight_rows_per_task(w.n, w.n, matrix_bytes(w.format, 1, w.k), x.rows,
+                                                   pool_.threads(), cpu::kTileWeightRows);
     pool_.parallel_for(ceil_div(w.n, each), [&](int64_t task) {
       const int64_t first = task * each, last = std::min(w.n, first + each);
       kernels_.linear({weights, packed, first, last, out.data, out.stride});
@@ -161,14 +167,60 @@ class CpuOps final : public Ops {
     });
   }
 
+  Result<std::unique_ptr<PlacedExperts>> do_place_experts(
+      std::span<const ExpertWeights> host_experts) override {
+    std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
+    std::vector<Matrix*> matrices;
+    for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});
+    NIBBLE_RETURN_IF_ERROR(place_all(matrices));
+    return std::make_unique<PlacedExperts>(std::move(experts));
+  }
+
   void do_expert_ffn(const ExpertFfnArgs& args) override {
     if (cpu::can_fuse(args)) return cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
     Ops::do_expert_ffn(args);
   }
 
  private:
+  // Brings those that can be tiles into that form, in memory of their own.
+  Status place_all(const std::vector<Matrix*>& matrices) {
+    int64_t total = 0;
+    std::vector<TilesTask> tasks;
+    for (Matrix* m : matrices) {
+      if (!cpu::can_be_tiles(m->format)) continue;
+      const int64_t tiles = ceil_div(m->n, cpu::kTileWeightRows);
+      for (int64_t first = 0; first < tiles; first += kTilesPerTask)
+        tasks.push_back({*m, first, std::min(tiles, first + kTilesPerTask), total});
+      total += round_up(cpu::tile_bytes(m->format, m->n, m->k), kAlign);
+    }
+    if (total == 0) return {};
+    NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory(), total, "weights"));
+    uint8_t* bytes = buffer.as<uint8_t>();
+    pool_.parallel_for(std::ssize(tasks), [&](int64_t i) {
+      const TilesTask& task = tasks[static_cast<size_t>(i)];
+      cpu::make_tiles(task.matrix, task.first, task.last, bytes + task.at);
+    });
+    for (Matrix* m : matrices) {
+      if (!cpu::can_be_tiles(m->format)) continue;
+      m->codes = bytes;
+      m->scales = nullptr;
+      m->tiled = true;
+      bytes += round_up(cpu::tile_bytes(m->format, m->n, m->k), kAlign);
+    }
+    weights_.push_back(std::move(buffer));
+    return {};
+  }
+
+  // Some tiles of a matrix, and the place of its first one.
+  struct TilesTask {
+    Matrix matrix;
+    int64_t first, last, at;
+  };
+  static constexpr int64_t kTilesPerTask = 8, kAlign = 64;
+
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
+  std::vector<Buffer> weights_;  // in tiles
   // Grow to the largest step and stay.
   cpu::Scratch packed_;
   cpu::ExpertFfnScratch expert_scratch_;
