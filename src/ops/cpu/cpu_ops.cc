@@ -56,14 +56,37 @@ class CpuOps final : public Ops {
   }
 
   void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
+    const Product product[] = {{w, nullptr, out}};
+    do_linears(x, product);
+  }
+
+  // Rows are packed once for all matrices that want them so, and all are one loop.
+  void do_linears(Rows<const float> x, std::span<const Product> products) override {
     if (x.rows == 0) return;
-    const cpu::Weights weights = cpu::kernel_weights(w);
-    const cpu::PackedRows packed = cpu::pack_rows(pool_, kernels_, weights.packing, x, packed_);
-    const int64_t each = cpu::weight_rows_per_task(w.n, w.n, matrix_bytes(w.format, 1, w.k), x.rows,
-                                                   pool_.threads(), cpu::kTileWeightRows);
-    pool_.parallel_for(ceil_div(w.n, each), [&](int64_t task) {
-      const int64_t first = task * each, last = std::min(w.n, first + each);
-      kernels_.linear({weights, packed, first, last, out.data, out.stride});
+    cpu::PackedRows packed[std::size(cpu::kPackedGroupFloats)] = {};
+    int64_t total_rows = 0;
+    for (const Product& p : products) {
+      const cpu::Packing packing = cpu::kernel_weights(p.weight).packing;
+      const auto i = static_cast<size_t>(packing);
+      if (packed[i].x == nullptr) packed[i] = cpu::pack_rows(pool_, kernels_, packing, x, packed_[i]);
+      total_rows += p.weight.n;
+    }
+    linear_tasks_.clear();
+    for (const Product& p : products) {
+      const int64_t n = p.weight.n;
+      const int64_t each =
+          cpu::weight_rows_per_task(n, total_rows, matrix_bytes(p.weight.format, 1, p.weight.k), x.rows,
+                                    pool_.threads(), cpu::kTileWeightRows);
+      for (int64_t first = 0; first < n; first += each)
+        linear_tasks_.push_back({&p, first, std::min(n, first + each)});
+    }
+    pool_.parallel_for(std::ssize(linear_tasks_), [&](int64_t i) {
+      const auto& [p, first, last] = linear_tasks_[static_cast<size_t>(i)];
+      const cpu::Weights weights = cpu::kernel_weights(p->weight);
+      kernels_.linear(
+          {weights, packed[static_cast<size_t>(weights.packing)], first, last, p->out.data, p->out.stride});
+      if (p->bias == nullptr) return;
+      for (int64_t t = 0; t < x.rows; ++t) kernels_.add(p->bias + first, last - first, p->out.row(t) + first);
     });
   }
 
@@ -211,6 +234,11 @@ class CpuOps final : public Ops {
     return {};
   }
 
+  // Some weight rows of a product.
+  struct LinearPart {
+    const Product* product;
+    int64_t first, last;
+  };
   // Some tiles of a matrix, and the place of its first one.
   struct TilesTask {
     Matrix matrix;
@@ -222,7 +250,8 @@ class CpuOps final : public Ops {
   const cpu::Kernels& kernels_;
   std::vector<Buffer> weights_;  // in tiles
   // Grow to the largest step and stay.
-  cpu::Scratch packed_;
+  cpu::Scratch packed_[std::size(cpu::kPackedGroupFloats)];
+  std::vector<LinearPart> linear_tasks_;
   cpu::ExpertFfnScratch expert_scratch_;
 };
 

@@ -12,6 +12,7 @@ typedef int8_t Byte16 __attribute__((vector_size(16)));
 typedef float Float4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
 typedef int32_t Int4Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
 typedef uint16_t Half4Anywhere __attribute__((vector_size(8), aligned(1), may_alias));
+typedef int16_t Short8Anywhere __attribute__((vector_size(16), aligned(1), may_alias));
 typedef int8_t Byte4Anywhere __attribute__((vector_size(4), aligned(1), may_alias));
 
 struct Vec {
@@ -25,7 +26,7 @@ struct Ints {
 constexpr int kTileColumns = 2;  // weight rows of a register tile
 constexpr int kTileRows = 1;     // activation rows of a register tile
 constexpr int kFusedRows = 2;    // up to so many activation rows, weights are decoded in registers only
-constexpr int kFixedRows = 2;    // activation rows of a register tile over weights in tiles
+constexpr int kFixedRows = 4;    // activation rows of a register tile over weights in tiles
 
 // A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
 // in registers only if it sees constant indices before it takes structs apart.
@@ -169,12 +170,14 @@ NIBBLE_INLINE Int4 dot_part(const Ints (&w)[4], const Short8 (&even)[4], const S
   return ((both << 16) >> 16) + (both >> 16);
 }
 NIBBLE_INLINE Ints dot(Ints sums, const Ints (&w)[4], const int8_t* digits) {
+  // Lane i of these: the digits 4i and 4i + 2, and those after them, in 16 bits each.
+  const Short8 all = *reinterpret_cast<const Short8Anywhere*>(digits);
+  const Int4 evens = reinterpret_cast<Int4>((all << 8) >> 8), odds = reinterpret_cast<Int4>(all >> 8);
   Short8 even[4], odd[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const int16_t a = digits[4 * i], b = digits[4 * i + 1], c = digits[4 * i + 2], d = digits[4 * i + 3];
-    even[i] = Short8{a, c, a, c, a, c, a, c};
-    odd[i] = Short8{b, d, b, d, b, d, b, d};
+    even[i] = reinterpret_cast<Short8>(splat_int4(evens[i]));
+    odd[i] = reinterpret_cast<Short8>(splat_int4(odds[i]));
   }
   NIBBLE_EACH_PART(Ints, sums.part[i] + dot_part(w, even, odd, i));
 }
