@@ -2,18 +2,23 @@
 //
 //   expert_bench [--threads N] [--isa NAME] [--gib G]
 //
-// Ceilings first, for 1 to N threads: reading memory in sequence, and FMA in registers (AVX-512 machines;
-// both are the best of several passes). Then, for each format and number of rows, one product [R, 4096] x
-// [4096, 4096]^T and one layer of routed experts (8 of E chosen by each row, model 4096, expert width 2048;
-// spec moe.md 6, shape S, with as many experts as fit in G GiB). Weights are cold: a product walks through
-// different matrices, and a layer's experts are drawn anew for each call. The time of a call is the least and
-// the median of its repetitions, in wall time. Bytes are those of codes and scales, each expert that is hit
-// once; operations are two for a weight and a row.
+// Ceilings: reading memory in sequence (calls of 8 MB a thread through 1 GiB), and FMA in registers (AVX-512
+// machines), by 1 to N threads; with N again between the formats, since others may use the machine. Then, for
+// each format and number of rows, one product [R, 4096] x [2048, 4096]^T and one layer of routed experts (8
+// of E chosen by each row, model 4096, expert width 2048; spec moe.md 6, shape S, with as many experts as fit
+// in G GiB). Weights are cold: a product walks through the experts, and a layer's are drawn anew for each
+// call. Of the repetitions of a call: the least and the median of wall time, and the least of the process's
+// CPU time over N, which is what a call without waiting for memory takes where the cores are not ours alone.
+// Bytes are those of codes and scales, each expert that is hit once; operations are two for a weight and a
+// row.
 #include <fmt/format.h>
+#include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,7 +28,6 @@
 #include "base/thread_pool.h"
 #include "ops/backend.h"
 #include "ops/cpu/isa.h"
-#include "ops/host_read_bandwidth.h"
 
 namespace nibble {
 namespace {
@@ -37,21 +41,50 @@ struct Options {
 };
 
 struct Time {
-  double least_s, median_s;
+  double least_s, median_s;  // wall time
+  double cpu_s;              // mean, of all threads
 };
+double cpu_time_s() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 // Calls work(i) until it took `enough_s`, at least 5 times.
 template <class Work>
 Time time_of(double enough_s, const Work& work) {
   std::vector<double> times;
   double total = 0;
+  const double cpu_start = cpu_time_s();
   for (int64_t i = 0; times.size() < 5 || total < enough_s; ++i) {
     const auto start = std::chrono::steady_clock::now();
     work(i);
     times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     total += times.back();
   }
+  const double cpu = (cpu_time_s() - cpu_start) / static_cast<double>(times.size());
   std::sort(times.begin(), times.end());
-  return {times.front(), times[times.size() / 2]};
+  return {times.front(), times[times.size() / 2], cpu};
+}
+
+// Bytes a second, of all threads of the pool.
+double read_rate(ThreadPool& pool, const Buffer& buffer) {
+  using Line = uint64_t __attribute__((vector_size(64)));
+  constexpr int64_t kTaskBytes = INT64_C(1) << 20, kTasks = 8;
+  const int64_t call_bytes = kTaskBytes * kTasks * pool.threads(), calls = buffer.bytes() / call_bytes;
+  std::atomic<uint64_t> sink = 0;
+  const Time time = time_of(1, [&](int64_t i) {
+    const auto* bytes = buffer.as<std::byte>() + i % calls * call_bytes;
+    pool.parallel_for(call_bytes / kTaskBytes, [&](int64_t task) {
+      const auto* lines = reinterpret_cast<const Line*>(bytes + task * kTaskBytes);
+      uint64_t sums[8] = {};
+      for (int64_t line = 0; line < kTaskBytes / 64; ++line) {
+        for (int j = 0; j < 8; ++j) sums[j] += lines[line][j];
+      }
+      for (uint64_t sum : sums) sink += sum;
+    });
+  });
+  NIBBLE_CHECK(sink != 0);  // and so it was computed
+  return static_cast<double>(call_bytes) / time.least_s;
 }
 
 #if defined(__x86_64__)
@@ -105,8 +138,8 @@ struct HostMatrix {
 // Of all threads.
 struct Ceilings {
   double read = 0, fma = 0;
-  void measure(ThreadPool& pool) {
-    read = std::max(read, host_read_bandwidth(pool).value());
+  void measure(ThreadPool& pool, const Buffer& buffer) {
+    read = std::max(read, read_rate(pool, buffer));
     fma = std::max(fma, fma_rate(pool));
   }
 };
@@ -119,13 +152,17 @@ struct Line {
   Time time;
 };
 
-void print(const Line& line, const Ceilings& ceilings) {
+void print(const Line& line, const Ceilings& ceilings, int threads) {
   const auto& [what, rows, bytes, operations, time] = line;
-  const double read = bytes / time.least_s, rate = operations / time.least_s;
-  fmt::print("{:<16} {:>5} rows  {:>9.3f} ms (median {:>9.3f})  {:>6.1f} GB/s, {:>3.0f}%  {:>6.1f} GFLOP/s",
-             what, rows, time.least_s * 1e3, time.median_s * 1e3, read * 1e-9, 100 * read / ceilings.read,
-             rate * 1e-9);
-  if (ceilings.fma > 0) fmt::print(", {:>3.0f}% of FMA", 100 * rate / ceilings.fma);
+  const double read = bytes / time.least_s;
+  auto print_rate = [&](std::string_view clock, double seconds) {
+    fmt::print("  {} {:>6.1f} GFLOP/s", clock, operations / seconds * 1e-9);
+    if (ceilings.fma > 0) fmt::print(" {:>3.0f}%", 100 * operations / seconds / ceilings.fma);
+  };
+  fmt::print("{:<16} {:>3} rows {:>8.3f} ms (median {:>8.3f}) {:>5.1f} GB/s {:>3.0f}%", what, rows,
+             time.least_s * 1e3, time.median_s * 1e3, read * 1e-9, 100 * read / ceilings.read);
+  print_rate("wall", time.least_s);
+  print_rate("CPU", time.cpu_s / threads);
   fmt::print("\n");
 }
 
@@ -213,17 +250,19 @@ class Bench {
 };
 
 int run(const Options& options) {
+  const Buffer buffer = Buffer::allocate(host_memory(), INT64_C(1) << 30, "read ceiling").value();
+  std::memset(buffer.as<void>(), 1, static_cast<size_t>(buffer.bytes()));
   for (int threads = 1; threads < options.threads; ++threads) {
     ThreadPool pool(threads);
     Ceilings ceilings;
-    ceilings.measure(pool);
+    ceilings.measure(pool, buffer);
     fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n", threads, ceilings.read * 1e-9,
                ceilings.fma * 1e-9);
   }
   // Others may use the machine: what all threads can do is measured again between the formats.
   Ceilings ceilings;
   ThreadPool pool(options.threads);
-  ceilings.measure(pool);
+  ceilings.measure(pool, buffer);
   std::vector<Line> lines;
   std::string device;
   for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
@@ -233,11 +272,11 @@ int run(const Options& options) {
     const std::unique_ptr<Ops> ops = make_backend("cpu", backend).value();
     device = ops->description();
     Bench(options, *ops, lines).run(format);
-    ceilings.measure(pool);
+    ceilings.measure(pool, buffer);
   }
   fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n{}\n", options.threads,
              ceilings.read * 1e-9, ceilings.fma * 1e-9, device);
-  for (const Line& line : lines) print(line, ceilings);
+  for (const Line& line : lines) print(line, ceilings, options.threads);
   return 0;
 }
 
