@@ -20,7 +20,7 @@ class Linear : public OnEveryBackend {
   // largest of its 128 columns.
   static std::vector<double> lost_in_fixed_point(MatrixFormat format, const float* x, int64_t k) {
     std::vector<double> lost(static_cast<size_t>(k));
-    if (GetParam().name != "cpu" || !cpu::can_be_tiles(format)) return lost;
+    if (GetParam().name != "cpu" || !cpu::tile_format(format)) return lost;
     for (int64_t begin = 0; begin < k; begin += 128) {
       double largest = 0;
       for (int64_t i = begin; i < std::min(k, begin + 128); ++i)

@@ -49,6 +49,37 @@ TEST(WeightTiles, HoldEveryWeightWhereTheDescriptionSays) {
   }
 }
 
+// Every weight by a row that picks it out: what GGUF's blocks say, all scale codes of its NVFP4 among them.
+TEST(WeightTiles, HoldBlocksOfGgufExactly) {
+  Random random(64);
+  using enum MatrixFormat;
+  for (auto [format, tiles] : {std::pair{kGgufNvfp4, kNvfp4}, {kGgufMxfp4, kMxfp4}, {kGgufQ4_0, kQ4}}) {
+    constexpr int64_t kRows = 37, kColumns = 448;
+    TestMatrix w(random, format, kRows, kColumns);
+    if (format == kGgufNvfp4) {
+      for (size_t i = 0; i < w.codes.size(); ++i) {
+        if (i % 36 < 4) w.codes[i] = static_cast<uint8_t>(i / 36 * 4 + i % 36);
+      }
+    }
+    EXPECT_EQ(cpu::tile_format(format), tiles);
+    EXPECT_EQ(matrix_bytes(format, 16, kColumns), matrix_bytes(tiles, 16, kColumns));
+    RowsBuffer x(kColumns, kColumns), out(kColumns, kRows);
+    for (int64_t r = 0; r < kColumns; ++r) {
+      std::fill_n(x.view().row(r), kColumns, 0.0f);
+      x.view().row(r)[r] = 1.0f;
+    }
+    std::vector<float> wanted(kColumns);
+    for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+      make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, out.view());
+      for (int64_t n = 0; n < kRows; ++n) {
+        dequantize_row(w.matrix, n, wanted.data());
+        for (int64_t k = 0; k < kColumns; ++k)
+          ASSERT_EQ(out.view().row(k)[n], wanted[static_cast<size_t>(k)]) << matrix_format_name(format);
+      }
+    }
+  }
+}
+
 // Powers of two from the smallest subnormal to the largest number, one weight of 1 at a time: what fixed
 // point keeps of each column is as FixedGroup says.
 TEST(FixedRows, KeepEveryColumnToAShareOfTheLargest) {

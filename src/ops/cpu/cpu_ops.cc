@@ -32,7 +32,7 @@ class CpuOps final : public Ops {
     return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
   }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
-  bool copies_weights(MatrixFormat format) const override { return cpu::can_be_tiles(format); }
+  bool copies_weights(MatrixFormat format) const override { return cpu::tile_format(format).has_value(); }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;
     if (use == MatrixUse::kProducts) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
@@ -207,14 +207,18 @@ class CpuOps final : public Ops {
  private:
   // Brings those that can be tiles into that form, in memory of their own.
   Status place_all(const std::vector<Matrix*>& matrices) {
+    auto bytes_of = [](const Matrix& m) {
+      const std::optional<MatrixFormat> format = cpu::tile_format(m.format);
+      return format ? round_up(cpu::tile_bytes(*format, m.n, m.k), kAlign) : 0;
+    };
     int64_t total = 0;
     std::vector<TilesTask> tasks;
-    for (Matrix* m : matrices) {
-      if (!cpu::can_be_tiles(m->format)) continue;
+    for (const Matrix* m : matrices) {
+      if (bytes_of(*m) == 0) continue;
       const int64_t tiles = ceil_div(m->n, cpu::kTileWeightRows);
       for (int64_t first = 0; first < tiles; first += kTilesPerTask)
         tasks.push_back({*m, first, std::min(tiles, first + kTilesPerTask), total});
-      total += round_up(cpu::tile_bytes(m->format, m->n, m->k), kAlign);
+      total += bytes_of(*m);
     }
     if (total == 0) return {};
     NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory(), total, "weights"));
@@ -224,11 +228,13 @@ class CpuOps final : public Ops {
       cpu::make_tiles(task.matrix, task.first, task.last, bytes + task.at);
     });
     for (Matrix* m : matrices) {
-      if (!cpu::can_be_tiles(m->format)) continue;
+      const int64_t own = bytes_of(*m);
+      if (own == 0) continue;
+      m->format = *cpu::tile_format(m->format);
       m->codes = bytes;
       m->scales = nullptr;
       m->tiled = true;
-      bytes += round_up(cpu::tile_bytes(m->format, m->n, m->k), kAlign);
+      bytes += own;
     }
     weights_.push_back(std::move(buffer));
     return {};
@@ -239,7 +245,7 @@ class CpuOps final : public Ops {
     const Product* product;
     int64_t first, last;
   };
-  // Some tiles of a matrix, and the place of its first one.
+  // Some tiles of a matrix, and the place of all of them.
   struct TilesTask {
     Matrix matrix;
     int64_t first, last, at;

@@ -36,7 +36,7 @@ KernelFormat kernel_format(MatrixFormat format) {
 }  // namespace
 
 Weights kernel_weights(const Matrix& matrix) {
-  NIBBLE_CHECK(matrix.tiled == can_be_tiles(matrix.format));
+  NIBBLE_CHECK(matrix.tiled == (tile_format(matrix.format) == matrix.format));
   const KernelFormat format = kernel_format(matrix.format);
   const MatrixFormatInfo& info = matrix_format_info(matrix.format);
   return {format.kernels, format.packing,      matrix.codes, matrix.scales,    matrix.n,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 #include "base/numbers.h"
@@ -22,11 +23,65 @@ void put_codes(const uint8_t* row, int64_t block_columns, bool negative, int64_t
   }
 }
 
+// The tile of at most 16 rows in the layout of `format`.
+void put_tile(MatrixFormat format, const uint8_t* codes, const uint8_t* scales, int64_t rows, int64_t k,
+              uint8_t* to) {
+  const MatrixFormatInfo& info = matrix_format_info(format);
+  const int64_t columns = info.scale_columns, scale_bytes = info.scale_bytes;
+  const int64_t code_row = info.code_row_bytes(k), scale_row = info.scale_row_bytes(k);
+  const int64_t blocks = k / columns, group_blocks = kPackedColumns / columns;
+  const int64_t block_bytes = kTileWeightRows * (columns / 2 + scale_bytes);
+  if (rows < kTileWeightRows) std::memset(to, 0, static_cast<size_t>(blocks * block_bytes));
+  for (int64_t begin = 0; begin < blocks; begin += group_blocks) {
+    const int64_t count = std::min(group_blocks, blocks - begin);
+    uint8_t* group_codes = to + count * kTileWeightRows * scale_bytes;
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      for (int64_t b = 0; b < count; ++b) {
+        const uint8_t* scale = scales + lane * scale_row + (begin + b) * scale_bytes;
+        uint8_t* scale_to = to + (b * kTileWeightRows + lane) * scale_bytes;
+        std::memcpy(scale_to, scale, static_cast<size_t>(scale_bytes));
+        const bool negative = format == MatrixFormat::kNvfp4 && (*scale & 0x80) != 0;
+        if (negative) *scale_to &= 0x7F;
+        put_codes(codes + lane * code_row + (begin + b) * columns / 2, columns, negative, lane,
+                  group_codes + b * kTileWeightRows * columns / 2);
+      }
+    }
+    to += count * block_bytes;
+  }
+}
+
+// One row of GGUF blocks in the layout of its tile_format.
+void repack_row(MatrixFormat format, const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales) {
+  switch (format) {
+    case MatrixFormat::kGgufNvfp4:
+      repack_gguf_nvfp4_row(blocks, k, codes, scales);  // 480 as 0x7F is what tiles mean by it
+      return;
+    case MatrixFormat::kGgufMxfp4:
+      return repack_gguf_mxfp4_row(blocks, k, codes, scales);
+    case MatrixFormat::kGgufQ4_0:
+      return repack_gguf_q4_0_row(blocks, k, codes, scales);
+    default:
+      NIBBLE_CHECK(false);
+  }
+}
+
 }  // namespace
 
-bool can_be_tiles(MatrixFormat format) {
+std::optional<MatrixFormat> tile_format(MatrixFormat format) {
   using enum MatrixFormat;
-  return format == kNvfp4 || format == kMxfp4 || format == kQ4;
+  switch (format) {
+    case kNvfp4:
+    case kGgufNvfp4:
+      return kNvfp4;
+    case kMxfp4:
+    case kGgufMxfp4:
+      return kMxfp4;
+    case kQ4:
+    case kGgufQ4_0:
+      return kQ4;
+    default:
+      return std::nullopt;
+  }
 }
 
 int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {
@@ -34,36 +89,27 @@ int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {
 }
 
 void make_tiles(const Matrix& matrix, int64_t first, int64_t last, uint8_t* tiles) {
-  NIBBLE_CHECK(can_be_tiles(matrix.format));
-  const MatrixFormatInfo& info = matrix_format_info(matrix.format);
-  const bool has_signs = matrix.format == MatrixFormat::kNvfp4;
-  const int64_t columns = info.scale_columns, scale_bytes = info.scale_bytes;
-  const int64_t blocks = matrix.k / columns, group_blocks = kPackedColumns / columns;
-  const int64_t code_row = info.code_row_bytes(matrix.k), scale_row = info.scale_row_bytes(matrix.k);
-  const int64_t block_bytes = kTileWeightRows * (columns / 2 + scale_bytes);
-  const auto* codes = static_cast<const uint8_t*>(matrix.codes);
-  const auto* scales = static_cast<const uint8_t*>(matrix.scales);
+  const MatrixFormat format = tile_format(matrix.format).value();
+  const MatrixFormatInfo &to = matrix_format_info(format), &from = matrix_format_info(matrix.format);
+  const int64_t k = matrix.k, code_row = to.code_row_bytes(k), scale_row = to.scale_row_bytes(k);
+  const bool is_gguf = format != matrix.format;
+  std::vector<uint8_t> repacked(is_gguf ? static_cast<size_t>(kTileWeightRows * (code_row + scale_row)) : 0);
   for (int64_t tile = first; tile < last; ++tile) {
-    uint8_t* to = tiles + tile * blocks * block_bytes;
-    const int64_t rows = std::min(kTileWeightRows, matrix.n - tile * kTileWeightRows);
-    if (rows < kTileWeightRows) std::memset(to, 0, static_cast<size_t>(blocks * block_bytes));
-    for (int64_t begin = 0; begin < blocks; begin += group_blocks) {
-      const int64_t count = std::min(group_blocks, blocks - begin);
-      uint8_t* group_codes = to + count * kTileWeightRows * scale_bytes;
-      for (int64_t lane = 0; lane < rows; ++lane) {
-        const int64_t n = tile * kTileWeightRows + lane;
-        for (int64_t b = 0; b < count; ++b) {
-          const uint8_t* scale = scales + n * scale_row + (begin + b) * scale_bytes;
-          uint8_t* scale_to = to + (b * kTileWeightRows + lane) * scale_bytes;
-          std::memcpy(scale_to, scale, static_cast<size_t>(scale_bytes));
-          const bool negative = has_signs && (*scale & 0x80) != 0;
-          if (negative) *scale_to &= 0x7F;
-          put_codes(codes + n * code_row + (begin + b) * columns / 2, columns, negative, lane,
-                    group_codes + b * kTileWeightRows * columns / 2);
-        }
+    const int64_t n = tile * kTileWeightRows, rows = std::min(kTileWeightRows, matrix.n - n);
+    const uint8_t* codes = static_cast<const uint8_t*>(matrix.codes) + n * from.code_row_bytes(k);
+    const uint8_t* scales = nullptr;
+    if (is_gguf) {
+      uint8_t* row_scales = repacked.data() + kTileWeightRows * code_row;
+      for (int64_t row = 0; row < rows; ++row) {
+        repack_row(matrix.format, codes + row * from.code_row_bytes(k), k, repacked.data() + row * code_row,
+                   row_scales + row * scale_row);
       }
-      to += count * block_bytes;
+      codes = repacked.data();
+      scales = row_scales;
+    } else {
+      scales = static_cast<const uint8_t*>(matrix.scales) + n * scale_row;
     }
+    put_tile(format, codes, scales, rows, k, tiles + tile_bytes(format, n, k));
   }
 }
 
