@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/gpu/lib" "$work/gpu/tests"
 
-for program in nibble tests/ops_test tests/kv_test tests/model_test; do
+for program in nibble tests/ops_test tests/kv_test tests/model_test tests/engine_test; do
   strip -o "$work/gpu/$program" "$build/$program"
 done
 # All but the C and C++ libraries, which a machine has or which do not move alone.

@@ -43,6 +43,7 @@ check ops "$tests/ops_test" '--gtest_filter=*cuda*:Cuda.*' --gtest_brief=1
 check kv "$tests/kv_test" '--gtest_filter=*cuda*' --gtest_brief=1
 check golden "$tests/model_test" '--gtest_filter=Models/Golden.*cuda*' --gtest_brief=1
 check demo "$tests/model_test" '--gtest_filter=*Demo*cuda*' --gtest_brief=1
+check streams "$tests/engine_test" '--gtest_filter=*ConcurrentStreams*cuda' --gtest_brief=1
 for device in cuda cpu; do
   check "run_$device" "$directory/nibble" run -m "$demo" --device $device -p "Once upon a time there was a little" \
     --temp 0 -n 60
@@ -68,7 +69,7 @@ if [ "$mode" != quick ]; then
     some='*cuda*:-*AllNibbles*:*AllHalf*:*AllFp8*:*ARowAlone*:*AgreesWithTheFormula*:*ManyRows*:*EveryFormat*:*MixedFormats*'
     check memcheck "$sanitizer" --tool memcheck --error-exitcode 9 "$tests/ops_test" "--gtest_filter=$some" --gtest_brief=1
     check racecheck "$sanitizer" --tool racecheck --error-exitcode 9 "$tests/ops_test" \
-      '--gtest_filter=*Route*cuda*:*ExpertFfn.ManyExperts*cuda*:*ExpertFfn.AllRows*cuda*:*Attend.ARing*cuda*:*EqualScores*cuda*:*CausalConv.Steps*cuda*:*Streams*cuda*' --gtest_brief=1
+      '--gtest_filter=*Route*cuda*:*ExpertFfn.ManyExperts*cuda*:*ExpertFfn.AllRows*cuda*:*Attend.ARing*cuda*:*EqualScores*cuda*:*CausalConv.Steps*cuda*:*Streams*cuda*:*Fused.AttendAndGate/cuda:*Fused.PrepareAttend/cuda' --gtest_brief=1
   fi
 fi
 [ $failed -eq 0 ] && echo "all passed" || echo "some failed"

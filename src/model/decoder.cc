@@ -159,24 +159,23 @@ void Decoder::head(Step& step) {
     ops_.hyper_mean(*spec_.hyper, act.logit_inputs, act.logit_normed);
     last = act.logit_normed;
   }
-  ops_.rms_norm(last, weights_.final_norm, spec_.norm_eps, act.logit_normed);
-  ops_.linear(act.logit_normed, weights_.head, act.logits);
+  const Product logits[] = {{weights_.head, nullptr, act.logits}};
+  ops_.norm_linears(last, weights_.final_norm, spec_.norm_eps, act.logit_normed, logits);
 }
 
 template <class Run>
 void Decoder::sublayer(Step& step, const float* norm, const HyperWeights& hyper, Run run) {
   Activations& act = step.act;
+  step.input_norm = norm;
   if (!spec_.hyper) {
-    ops_.rms_norm(act.residual, norm, spec_.norm_eps, act.normed);
-    run();
-    ops_.add(act.sublayer, act.residual);
-    return;
+    step.input = step.add_to = act.residual;
+    return run();
   }
-  ops_.rms_norm(act.residual, weights_.ones, spec_.norm_eps, act.normed_streams);
-  ops_.linear(act.normed_streams, hyper.mix, act.mix);
+  const Product mix[] = {{hyper.mix, nullptr, act.mix}};
+  ops_.norm_linears(act.residual, weights_.ones, spec_.norm_eps, act.normed_streams, mix);
   ops_.hyper_weights(*spec_.hyper, hyper.base, hyper.scale, act.mix);
   ops_.hyper_collect(*spec_.hyper, act.residual, act.mix, act.collected);
-  ops_.rms_norm(act.collected, norm, spec_.norm_eps, act.normed);
+  step.input = act.collected;
   run();
   ops_.hyper_distribute(*spec_.hyper, act.sublayer, act.mix, act.residual);
 }

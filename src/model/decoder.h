@@ -57,7 +57,7 @@ class Decoder {
   Status check(std::span<const SequenceStep> steps) const;
   void run_layers(Step& step);
   void head(Step& step);  // the logits of the rows that are wanted
-  // One sublayer with its place in the residual: `run` computes act.sublayer from act.normed.
+  // One sublayer with its place in the residual: `run` goes from step.input to step.add_to or act.sublayer.
   template <class Run>
   void sublayer(Step& step, const float* norm, const HyperWeights& hyper, Run run);
 

@@ -5,11 +5,10 @@
 namespace nibble {
 namespace {
 
-// out = down(activation(gate, up)), of the products that stand in ffn_gate and ffn_up.
-void glu_down(Step& step, int64_t width, const ExpertWeights& weights, Rows<float> out) {
-  const Rows<float> gate = narrow(step.act.ffn_gate, width), up = narrow(step.act.ffn_up, width);
-  step.ops.activate(step.spec.activation, gate, up, gate);
-  step.ops.linear(gate, weights.down, out);
+// The product of the activation of what stands in ffn_gate and ffn_up.
+void glu_down(Step& step, int64_t width, const Product& down) {
+  step.ops.glu_linear(step.spec.activation, narrow(step.act.ffn_gate, width), narrow(step.act.ffn_up, width),
+                      down);
 }
 
 void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weights) {
@@ -22,7 +21,7 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
     products.push_back({weights.shared.gate, nullptr, narrow(act.ffn_gate, spec.shared_width)});
     products.push_back({weights.shared.up, nullptr, narrow(act.ffn_up, spec.shared_width)});
   }
-  step.ops.linears(act.normed, products);
+  input_products(step, products);
   step.ops.route({.logits = logits,
                   .bias_E = weights.router_bias,
                   .spec = spec.router,
@@ -39,10 +38,12 @@ void moe(Step& step, size_t layer, const MoeSpec& spec, const FfnWeights& weight
                                    .up = narrow(act.expert_up, spec.width),
                                    .down = act.expert_down},
                        .out = act.sublayer,
-                       .arithmetic = step.arithmetic});
+                       .arithmetic = step.arithmetic,
+                       .add_to = step.add_to});
   if (spec.shared_width > 0) {
-    glu_down(step, spec.shared_width, weights.shared, act.shared);
-    step.ops.add(act.shared, act.sublayer);
+    const bool leaves_it = step.add_to.data == nullptr;
+    glu_down(step, spec.shared_width,
+             {weights.shared.down, nullptr, act.shared, leaves_it ? act.sublayer : step.add_to});
   }
 }
 
@@ -54,8 +55,8 @@ void feed_forward(Step& step, size_t layer, const LayerSpec& spec, const FfnWeig
   } else {
     const Product gate_up[] = {{weights.dense.gate, nullptr, narrow(step.act.ffn_gate, spec.dense_width)},
                                {weights.dense.up, nullptr, narrow(step.act.ffn_up, spec.dense_width)}};
-    step.ops.linears(step.act.normed, gate_up);
-    glu_down(step, spec.dense_width, weights.dense, step.act.sublayer);
+    input_products(step, gate_up);
+    glu_down(step, spec.dense_width, output_product(step, weights.dense.down));
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-// act.sublayer = FeedForward(act.normed) for layer `layer`.
+// The feed-forward sublayer of layer `layer`, from step.input to step.add_to or act.sublayer.
 void feed_forward(Step& step, size_t layer, const LayerSpec& spec, const FfnWeights& weights);
 
 }  // namespace nibble

@@ -9,11 +9,6 @@ namespace {
 
 enum Scratch : size_t { kQuery, kKey, kValue, kAttended, kGate };
 
-void norm(Step& step, const GqaSpec& spec, Rows<float> x, const float* weight) {
-  if (spec.qk_norm == QkNorm::kHead) norm_heads(step, x, spec.head_dim, weight);
-  if (spec.qk_norm == QkNorm::kFull) step.ops.rms_norm(x, weight, step.spec.norm_eps, x);
-}
-
 }  // namespace
 
 std::vector<int64_t> gqa_scratch(const GqaSpec& spec) {
@@ -33,26 +28,33 @@ void gqa(Step& step, const LayerCache& cache, const GqaSpec& spec, const GqaWeig
                                    {weights.key, weights.key_bias, key},
                                    {weights.value, weights.value_bias, value}};
   if (spec.output_gate != OutputGate::kNone) products.push_back({weights.output_gate, nullptr, gate});
-  ops.linears(act.normed, products);
-  norm(step, spec, query, weights.query_norm);
-  norm(step, spec, key, weights.key_norm);
-  ops.rope(query, spec.head_dim, act.ropes[spec.rope], spec.rope_style);
-  ops.rope(key, spec.head_dim, act.ropes[spec.rope], spec.rope_style);
-
+  input_products(step, products);
+  if (spec.qk_norm == QkNorm::kFull) {
+    ops.rms_norm(query, weights.query_norm, step.spec.norm_eps, query);
+    ops.rms_norm(key, weights.key_norm, step.spec.norm_eps, key);
+  }
+  const bool norm_heads = spec.qk_norm == QkNorm::kHead;
   const KvView kv = step.kv.view(cache.kv[0]);
-  ops.write_kv(key, value, step.rows, kv);
+  ops.prepare_attend({.q = query,
+                      .k = key,
+                      .v = value,
+                      .q_norm = norm_heads ? weights.query_norm : nullptr,
+                      .k_norm = norm_heads ? weights.key_norm : nullptr,
+                      .eps = step.spec.norm_eps,
+                      .rope_table = act.ropes[spec.rope],
+                      .rope_style = spec.rope_style,
+                      .rows = step.rows,
+                      .kv = kv});
   ops.attend({.q = query,
               .kv = kv,
               .rows = step.rows,
               .window = spec.window,
               .scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim)),
               .out = attended,
-              .sinks_H = weights.sinks});
-  if (spec.output_gate != OutputGate::kNone) {
-    ops.gate_output(spec.output_gate, gate, spec.head_dim, attended);
-  }
-  const Product output[] = {{weights.output, weights.output_bias, act.sublayer}};
-  ops.linears(attended, output);
+              .sinks_H = weights.sinks,
+              .gate_kind = spec.output_gate,
+              .gate = gate});
+  output(step, attended, weights.output, weights.output_bias);
 }
 
 }  // namespace nibble

@@ -21,24 +21,24 @@ void kda(Step& step, const LayerCache& cache, const KdaSpec& spec, const KdaWeig
   auto view = [&](Scratch which, int64_t cols) { return narrow(act.mixer[which], cols); };
   const int64_t width = spec.width();
   Rows<float> query = view(kQuery, width), key = view(kKey, width), value = view(kValue, width);
-  auto project = [&](const Matrix& weight, const float* conv, States state, Rows<float> out) {
-    ops.linear(act.normed, weight, out);
-    ops.causal_conv({.x = out,
+  Rows<float> decay_down = view(kDecayDown, spec.head_dim), decay = view(kDecay, width),
+              beta = view(kBeta, spec.heads), gate_down = view(kGateDown, spec.head_dim);
+  const Product products[] = {{weights.query, nullptr, query}, {weights.key, nullptr, key},
+                              {weights.value, nullptr, value}, {weights.decay_down, nullptr, decay_down},
+                              {weights.beta, nullptr, beta},   {weights.gate_down, nullptr, gate_down}};
+  input_products(step, products);
+  auto convolve = [&](const float* conv, States state, Rows<float> x) {
+    ops.causal_conv({.x = x,
                      .weight = conv,
                      .taps = spec.taps,
                      .state = step.kv.state(cache.states[state]),
                      .rows = step.rows,
-                     .out = out});
+                     .out = x});
   };
-  project(weights.query, weights.query_conv, kQueryConv, query);
-  project(weights.key, weights.key_conv, kKeyConv, key);
-  project(weights.value, weights.value_conv, kValueConv, value);
-
-  Rows<float> decay_down = view(kDecayDown, spec.head_dim), decay = view(kDecay, width),
-              beta = view(kBeta, spec.heads);
-  ops.linear(act.normed, weights.decay_down, decay_down);
+  convolve(weights.query_conv, kQueryConv, query);
+  convolve(weights.key_conv, kKeyConv, key);
+  convolve(weights.value_conv, kValueConv, value);
   ops.linear(decay_down, weights.decay_up, decay);
-  ops.linear(act.normed, weights.beta, beta);
   Rows<float> out = view(kOut, width);
   ops.kda({.q = query,
            .k = key,
@@ -53,11 +53,10 @@ void kda(Step& step, const LayerCache& cache, const KdaSpec& spec, const KdaWeig
            .out = out});
   norm_heads(step, out, spec.head_dim, weights.output_norm);
 
-  Rows<float> gate_down = view(kGateDown, spec.head_dim), gate = view(kGate, width);
-  ops.linear(act.normed, weights.gate_down, gate_down);
+  Rows<float> gate = view(kGate, width);
   ops.linear(gate_down, weights.gate_up, gate);
   ops.gate_output(OutputGate::kSigmoidElement, gate, spec.head_dim, out);
-  ops.linear(out, weights.output, act.sublayer);
+  output(step, out, weights.output);
 }
 
 }  // namespace nibble

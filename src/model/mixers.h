@@ -1,5 +1,6 @@
 // The token mixers: what a layer does across positions. One file each; all have this form:
-// act.sublayer = mixer(act.normed), with keys, values or states going to the KV cache.
+// a sublayer from step.input to step.add_to or act.sublayer, with keys, values or states going to the KV
+// cache.
 #pragma once
 
 #include <cstdint>

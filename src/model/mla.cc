@@ -24,20 +24,18 @@ Rows<float> columns(const Rows<float>& x, int64_t first, int64_t cols) {
   return {x.data + first, x.rows, cols, x.stride};
 }
 
+// From the indexer's products of act.normed, which stand in their scratch.
 void select(Step& step, const LayerCache& cache, const IndexerSpec& spec, const IndexerWeights& weights,
             Rows<const float> query_latent) {
   constexpr float kLayerNormEps = 1e-6f;
   Ops& ops = step.ops;
   Activations& act = step.act;
-  Rows<float> query = narrow(act.mixer[kIndexQuery], spec.query_width());
-  Rows<float> key = narrow(act.mixer[kIndexKey], spec.head_dim);
-  Rows<float> gate = narrow(act.mixer[kIndexGate], spec.head_dim);
-  Rows<float> head_weights = narrow(act.mixer[kIndexWeights], spec.heads);
+  const Rows<float> query = narrow(act.mixer[kIndexQuery], spec.query_width());
+  const Rows<float> key = narrow(act.mixer[kIndexKey], spec.head_dim);
+  const Rows<float> gate = narrow(act.mixer[kIndexGate], spec.head_dim);
+  const Rows<float> head_weights = narrow(act.mixer[kIndexWeights], spec.heads);
   ops.linear(query_latent, weights.query, query);
-  ops.linear(act.normed, weights.key, key);
   ops.layer_norm(key, weights.key_norm, weights.key_norm_bias, kLayerNormEps, key);
-  ops.linear(act.normed, weights.gate, gate);
-  ops.linear(act.normed, weights.head_weights, head_weights);
   const KvView kv = step.kv.view(cache.kv[1]);
   ops.write_kv(key, gate, step.rows, kv);
   // The factor heads^-0.5 on the head weights scales all scores alike and changes no choice.
@@ -78,14 +76,24 @@ void mla(Step& step, const LayerCache& cache, const MlaSpec& spec, const MlaWeig
   Rows<float> attended = narrow(act.mixer[kAttended], spec.heads * spec.kv_rank);
   Rows<float> heads = narrow(act.mixer[kHeads], spec.heads * spec.value_dim);
 
+  std::vector<Product> products = {{weights.latent, nullptr, latent}};
   if (spec.q_rank > 0) {
-    ops.linear(act.normed, weights.query_down, query_latent);
-    ops.rms_norm(query_latent, weights.query_norm, eps, query_latent);
-    ops.linear(query_latent, weights.query_up, query);
+    products.push_back({weights.query_down, nullptr, query_latent});
   } else {
-    ops.linear(act.normed, weights.query_up, query);
+    products.push_back({weights.query_up, nullptr, query});
   }
-  ops.linear(act.normed, weights.latent, latent);
+  if (spec.indexer) {
+    const IndexerSpec& indexer = *spec.indexer;
+    products.push_back({weights.indexer.key, nullptr, narrow(act.mixer[kIndexKey], indexer.head_dim)});
+    products.push_back({weights.indexer.gate, nullptr, narrow(act.mixer[kIndexGate], indexer.head_dim)});
+    products.push_back(
+        {weights.indexer.head_weights, nullptr, narrow(act.mixer[kIndexWeights], indexer.heads)});
+  }
+  input_products(step, products);
+  if (spec.q_rank > 0) {
+    const Product query_up[] = {{weights.query_up, nullptr, query}};
+    ops.norm_linears(query_latent, weights.query_norm, eps, query_latent, query_up);
+  }
   Rows<float> content = columns(latent, 0, spec.kv_rank);
   ops.rms_norm(content, weights.latent_norm, eps, content);
   if (spec.rope_dim > 0) {
@@ -109,7 +117,7 @@ void mla(Step& step, const LayerCache& cache, const MlaSpec& spec, const MlaWeig
     ops.attend(attend);
   }
   ops.linear_heads(attended, spec.kv_rank, weights.value_up_H, heads, spec.value_dim);
-  ops.linear(heads, weights.output, act.sublayer);
+  output(step, heads, weights.output);
 }
 
 }  // namespace nibble

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "kv/kv_cache.h"
@@ -35,7 +36,25 @@ struct Step {
   RowsOfStep rows;
   ExpertArithmetic arithmetic;
   const Trace* trace = nullptr;
+  // Of the sublayer that runs: its input, the weight of the norm of that, and what its output is added to
+  // (null: to nothing, it is left in act.sublayer).
+  Rows<const float> input = {};
+  const float* input_norm = nullptr;
+  Rows<float> add_to = {};
 };
+
+// How a sublayer begins: act.normed becomes its normed input, and `products` those of act.normed.
+inline void input_products(Step& step, std::span<const Product> products) {
+  step.ops.norm_linears(step.input, step.input_norm, step.spec.norm_eps, step.act.normed, products);
+}
+// How it ends: the product that is its output.
+inline Product output_product(Step& step, const Matrix& weight, const float* bias = nullptr) {
+  return {weight, bias, step.act.sublayer, step.add_to};
+}
+inline void output(Step& step, Rows<const float> x, const Matrix& weight, const float* bias = nullptr) {
+  const Product product = output_product(step, weight, bias);
+  step.ops.linears(x, {&product, 1});
+}
 
 // The first `cols` columns of a view that was cut for the widest layer, as a dense matrix of that width.
 template <class T>

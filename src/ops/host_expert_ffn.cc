@@ -80,6 +80,7 @@ void Ops::do_expert_ffn(const ExpertFfnArgs& args) {
       for (int64_t i = 0; i < args.out.cols; ++i) out[i] += weight * down[i];
     }
   }
+  if (args.add_to.data != nullptr) add(args.out, args.add_to);
 }
 
 }  // namespace nibble

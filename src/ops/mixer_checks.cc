@@ -16,7 +16,8 @@ void check_streams(const HyperSpec& spec, const Rows<const float>& streams, int6
 }  // namespace
 
 void Ops::attend_selected(const AttendArgs& args, const Selection& selection) {
-  NIBBLE_CHECK(args.kv.keys != nullptr && args.kv.values != nullptr && args.sinks_H == nullptr);
+  NIBBLE_CHECK(args.kv.keys != nullptr && args.kv.values != nullptr && args.sinks_H == nullptr &&
+               args.gate_kind == OutputGate::kNone);
   NIBBLE_CHECK(args.q.cols % (args.kv.head_dim * args.kv.kv_heads) == 0 && args.q.rows == args.rows.count);
   NIBBLE_CHECK(args.out.rows == args.q.rows &&
                args.out.cols == args.q.cols / args.kv.head_dim * args.kv.value_width());

@@ -53,6 +53,24 @@ struct AttendArgs {
   Rows<float> out;     // [T, H*K], or H * value_width()
   // One learned logit a head that joins the softmax's denominator and has no value; null: none.
   const float* sinks_H = nullptr;
+  // What the output is multiplied with at last, as gate_output does.
+  OutputGate gate_kind = OutputGate::kNone;
+  Rows<const float> gate = {};
+};
+
+// The way of a step's queries, keys and values into attention.
+struct PrepareAttendArgs {
+  Rows<float> q;        // [T, H*K], normed and rotated in place
+  Rows<float> k;        // [T, G*K], likewise on its way into the cache; what is left here is undefined
+  Rows<const float> v;  // [T, G * value_width()]
+  // rms_norm's weight of each head; null: no norm.
+  const float* q_norm = nullptr;  // [K]
+  const float* k_norm = nullptr;  // [K]
+  float eps = 0;
+  Rows<const float> rope_table;  // [T, rotary_dim] of Ops::rope_table
+  RopeStyle rope_style = RopeStyle::kHalves;
+  RowsOfStep rows;
+  KvView kv;
 };
 
 struct RouteArgs {

@@ -23,6 +23,18 @@ bool is_activation(const ActivationSpec& spec) {
   return spec.kind == ActivationSpec::kSilu || spec.limit > 0;
 }
 
+void check_gate(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<const float> x) {
+  NIBBLE_CHECK(gate.rows == x.rows && head_dim > 0 && x.cols % head_dim == 0);
+  NIBBLE_CHECK(gate.cols == (kind == OutputGate::kSoftplusHead ? x.cols / head_dim : x.cols));
+}
+
+void check_products(Rows<const float> x, std::span<const Product> products) {
+  for (const Product& p : products) {
+    NIBBLE_CHECK(is_matrix(p.weight, p.out.cols, x.cols) && x.rows == p.out.rows);
+    NIBBLE_CHECK(p.add_to.data == nullptr || same_shape(p.add_to, p.out));
+  }
+}
+
 void check_kv(const KvView& kv) {
   NIBBLE_CHECK(kv.keys != nullptr && kv.values != nullptr && kv.table != nullptr);
   NIBBLE_CHECK(kv.page_tokens > 0 && kv.table_pages > 0 && kv.kv_heads > 0 && kv.head_dim > 0 &&
@@ -75,12 +87,42 @@ void Ops::attend(const AttendArgs& args) {
   NIBBLE_CHECK(args.q.rows == args.out.rows && args.q.rows == args.rows.count && args.window >= 0);
   NIBBLE_CHECK(args.q.cols % (args.kv.head_dim * args.kv.kv_heads) == 0);
   NIBBLE_CHECK(args.out.cols == args.q.cols / args.kv.head_dim * args.kv.value_width());
+  if (args.gate_kind != OutputGate::kNone)
+    check_gate(args.gate_kind, args.gate, args.kv.value_width(), args.out);
   do_attend(args);
 }
 
+void Ops::prepare_attend(const PrepareAttendArgs& args) {
+  const KvView& kv = args.kv;
+  check_kv(kv);
+  const int64_t rows = args.rows.count, rotary_dim = args.rope_table.cols;
+  NIBBLE_CHECK(args.q.rows == rows && args.k.rows == rows && args.v.rows == rows &&
+               args.rope_table.rows == rows);
+  NIBBLE_CHECK(args.q.cols % (kv.head_dim * kv.kv_heads) == 0 && args.k.cols == kv.kv_heads * kv.head_dim &&
+               args.v.cols == kv.kv_heads * kv.value_width());
+  NIBBLE_CHECK(rotary_dim % 2 == 0 && rotary_dim <= kv.head_dim);
+  do_prepare_attend(args);
+}
+
+void Ops::do_prepare_attend(const PrepareAttendArgs& args) {
+  const int64_t dim = args.kv.head_dim;
+  auto prepare = [&](Rows<float> x, const float* weight) {
+    if (weight != nullptr) {
+      for (int64_t at = 0; at < x.cols; at += dim) {
+        const Rows<float> head(x.data + at, x.rows, dim, x.stride);
+        rms_norm(head, weight, args.eps, head);
+      }
+    }
+    rope(x, dim, args.rope_table, args.rope_style);
+  };
+  prepare(args.q, args.q_norm);
+  prepare(args.k, args.k_norm);
+  write_kv(args.k, args.v, args.rows, args.kv);
+}
+
 void Ops::gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) {
-  NIBBLE_CHECK(gate.rows == x.rows && head_dim > 0 && x.cols % head_dim == 0 && kind != OutputGate::kNone);
-  NIBBLE_CHECK(gate.cols == (kind == OutputGate::kSoftplusHead ? x.cols / head_dim : x.cols));
+  NIBBLE_CHECK(kind != OutputGate::kNone);
+  check_gate(kind, gate, head_dim, x);
   do_gate_output(kind, gate, head_dim, x);
 }
 
@@ -110,15 +152,41 @@ void Ops::route(const RouteArgs& args) {
 }
 
 void Ops::linears(Rows<const float> x, std::span<const Product> products) {
-  for (const Product& p : products)
-    NIBBLE_CHECK(is_matrix(p.weight, p.out.cols, x.cols) && x.rows == p.out.rows);
+  check_products(x, products);
   do_linears(x, products);
+}
+
+void Ops::norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
+                       std::span<const Product> products) {
+  NIBBLE_CHECK(same_shape(x, normed) && weight != nullptr);
+  check_products(x, products);
+  do_norm_linears(x, weight, eps, normed, products);
+}
+
+void Ops::do_norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
+                          std::span<const Product> products) {
+  rms_norm(x, weight, eps, normed);
+  do_linears(normed, products);
+}
+
+void Ops::glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
+                     const Product& product) {
+  NIBBLE_CHECK(same_shape(gate, up) && is_activation(spec));
+  check_products(gate, {&product, 1});
+  do_glu_linear(spec, gate, up, product);
+}
+
+void Ops::do_glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
+                        const Product& product) {
+  activate(spec, gate, up, gate);
+  do_linears(gate, {&product, 1});
 }
 
 void Ops::do_linears(Rows<const float> x, std::span<const Product> products) {
   for (const Product& p : products) {
     linear(x, p.weight, p.out);
     if (p.bias != nullptr) add_bias(p.out, p.bias);
+    if (p.add_to.data != nullptr) add(p.out, p.add_to);
   }
 }
 
@@ -152,6 +220,7 @@ void Ops::expert_ffn(const ExpertFfnArgs& args) {
                s.down.cols == d);
   NIBBLE_CHECK(s.gate.rows >= routed_rows && s.gate.cols == i && s.up.rows >= routed_rows && s.up.cols == i);
   NIBBLE_CHECK(is_activation(args.activation));
+  NIBBLE_CHECK(args.add_to.data == nullptr || same_shape(args.add_to, args.out));
   NIBBLE_CHECK(!args.arithmetic.w4a4 || (does_w4a4() && d % nvfp4::kGroup == 0 && i % nvfp4::kGroup == 0));
   do_expert_ffn(args);
 }

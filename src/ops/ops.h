@@ -83,6 +83,7 @@ struct ExpertFfnArgs {
   ExpertScratch scratch;
   Rows<float> out;  // [T, D], overwritten
   ExpertArithmetic arithmetic = {};
+  Rows<float> add_to = {};  // as in Product
 };
 
 // What a matrix is placed for: products, or (also) embed.
@@ -92,6 +93,9 @@ struct Product {
   const Matrix& weight;
   const float* bias = nullptr;  // [N]; null: none
   Rows<float> out;
+  // Null: out is overwritten. Else the product is added to this, which is no input of it, and out is room that
+  // may be used.
+  Rows<float> add_to = {};
 };
 
 class Ops {
@@ -132,6 +136,11 @@ class Ops {
   void linear(Rows<const float> x, const Matrix& w, Rows<float> out);
   // linear of the same rows with several matrices, and a bias where there is one.
   void linears(Rows<const float> x, std::span<const Product> products);
+  // normed = rms_norm of x, and linears of it. normed may be x.
+  void norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
+                    std::span<const Product> products);
+  // The product of activate(gate, up), for which gate is room that may be used.
+  void glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up, const Product& product);
   // cos and sin of position * inv_freq, times `factor`: [T, rotary_dim], the cosines then the sines.
   void rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor, Rows<float> out);
   // Rotates the rotary_dim elements from `offset` of each head of x [T, heads * head_dim] in place, with the
@@ -140,9 +149,11 @@ class Ops {
             int64_t offset = 0);
   // Puts k [T, G*K] and v [T, G * value_width()] where the page table says.
   void write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& rows, const KvView& kv);
+  // rms_norm of the heads of q and k, rope of them from their first element, write_kv.
+  void prepare_attend(const PrepareAttendArgs& args);
   // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i (and the sink).
   void attend(const AttendArgs& args);
-  // attend over chosen positions alone; args.window is not used.
+  // attend over chosen positions alone; args.window is not used. REQUIRES no sinks and no gate.
   void attend_selected(const AttendArgs& args, const Selection& selection);
   void index_select(const IndexSelectArgs& args);
   void causal_conv(const CausalConvArgs& args);
@@ -213,8 +224,16 @@ class Ops {
   virtual void do_hyper_distribute(const HyperSpec& spec, Rows<const float> y, Rows<const float> mix,
                                    Rows<float> streams);
   virtual void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
-  // Default: one linear and one add_bias after the other.
+  // Default: one linear, add_bias and add after the other.
   virtual void do_linears(Rows<const float> x, std::span<const Product> products);
+  // Default: rms_norm, linears.
+  virtual void do_norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
+                               std::span<const Product> products);
+  // Default: activate, linears.
+  virtual void do_glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
+                             const Product& product);
+  // Default: rms_norm, rope, write_kv.
+  virtual void do_prepare_attend(const PrepareAttendArgs& args);
   // Default: one linear a head.
   virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H,
                                Rows<float> out, int64_t out_head);

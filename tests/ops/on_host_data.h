@@ -45,18 +45,37 @@ class OnHostData {
     Matrix weight;
     const float* bias;
     Rows<float> out;
+    Rows<float> add_to = {};
   };
   void linears(Rows<const float> x, std::span<const HostProduct> products) {
     Call call(*this);
     std::vector<Matrix> placed;
-    for (const HostProduct& p : products) placed.push_back(place(p.weight));
-    std::vector<Product> on_device;
-    for (size_t i = 0; i < products.size(); ++i) {
-      const HostProduct& p = products[i];
-      on_device.push_back(
-          {placed[i], p.bias == nullptr ? nullptr : call.in(p.bias, p.out.cols), call.out(p.out)});
-    }
-    ops_->linears(call.in(x), on_device);
+    ops_->linears(call.in(x), bring_products(call, products, placed));
+  }
+  void norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
+                    std::span<const HostProduct> products) {
+    Call call(*this);
+    std::vector<Matrix> placed;
+    ops_->norm_linears(call.in(x), call.in(weight, x.cols), eps, call.out(normed),
+                       bring_products(call, products, placed));
+  }
+  void glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
+                  const HostProduct& product) {
+    Call call(*this);
+    std::vector<Matrix> placed;
+    ops_->glu_linear(spec, call.out(gate), call.in(up), bring_products(call, {&product, 1}, placed)[0]);
+  }
+  void prepare_attend(PrepareAttendArgs args) {
+    Call call(*this);
+    args.q = call.out(args.q);
+    args.k = call.out(args.k);
+    args.v = call.in(args.v);
+    if (args.q_norm != nullptr) args.q_norm = call.in(args.q_norm, args.kv.head_dim);
+    if (args.k_norm != nullptr) args.k_norm = call.in(args.k_norm, args.kv.head_dim);
+    args.rope_table = call.in(args.rope_table);
+    args.kv = call.kv(args.kv, args.rows);
+    args.rows = call.in(args.rows);
+    ops_->prepare_attend(args);
   }
   void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
                     int64_t out_head) {
@@ -187,7 +206,8 @@ class OnHostData {
                       args.activation,
                       {call.out(s.gathered), call.out(s.gate), call.out(s.up), call.out(s.down)},
                       call.out(args.out),
-                      args.arithmetic});
+                      args.arithmetic,
+                      args.add_to.data != nullptr ? call.out(args.add_to) : Rows<float>()});
   }
 
  private:
@@ -282,6 +302,19 @@ class OnHostData {
     args.rows = call.in(args.rows);
     args.out = call.out(args.out);
     if (args.sinks_H != nullptr) args.sinks_H = call.in(args.sinks_H, heads);
+    if (args.gate_kind != OutputGate::kNone) args.gate = call.in(args.gate);
+  }
+  // `placed` has what the products point to.
+  std::vector<Product> bring_products(Call& call, std::span<const HostProduct> products,
+                                      std::vector<Matrix>& placed) {
+    for (const HostProduct& p : products) placed.push_back(place(p.weight));
+    std::vector<Product> on_device;
+    for (size_t i = 0; i < products.size(); ++i) {
+      const HostProduct& p = products[i];
+      on_device.push_back({placed[i], p.bias == nullptr ? nullptr : call.in(p.bias, p.out.cols),
+                           call.out(p.out), p.add_to.data != nullptr ? call.out(p.add_to) : Rows<float>()});
+    }
+    return on_device;
   }
   Matrix place(const Matrix& w, MatrixUse use = MatrixUse::kProducts) { return ops_->place(w, use).value(); }
   const float* keep(const float* host, int64_t count) {

@@ -85,8 +85,11 @@ class CpuOps final : public Ops {
       const cpu::Weights weights = cpu::kernel_weights(p->weight);
       kernels_.linear(
           {weights, packed[static_cast<size_t>(weights.packing)], first, last, p->out.data, p->out.stride});
-      if (p->bias == nullptr) return;
-      for (int64_t t = 0; t < x.rows; ++t) kernels_.add(p->bias + first, last - first, p->out.row(t) + first);
+      for (int64_t t = 0; t < x.rows; ++t) {
+        float* out = p->out.row(t) + first;
+        if (p->bias != nullptr) kernels_.add(p->bias + first, last - first, out);
+        if (p->add_to.data != nullptr) kernels_.add(out, last - first, p->add_to.row(t) + first);
+      }
     });
   }
 
@@ -142,6 +145,7 @@ class CpuOps final : public Ops {
                        args.scale, args.sinks_H != nullptr ? args.sinks_H + h : nullptr,
                        args.out.row(t) + h * width});
     });
+    if (args.gate_kind != OutputGate::kNone) do_gate_output(args.gate_kind, args.gate, width, args.out);
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {
@@ -200,8 +204,9 @@ class CpuOps final : public Ops {
   }
 
   void do_expert_ffn(const ExpertFfnArgs& args) override {
-    if (cpu::can_fuse(args)) return cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
-    Ops::do_expert_ffn(args);
+    if (!cpu::can_fuse(args)) return Ops::do_expert_ffn(args);
+    cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
+    if (args.add_to.data != nullptr) do_add(args.out, args.add_to);
   }
 
  private:

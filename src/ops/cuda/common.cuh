@@ -41,6 +41,51 @@ __device__ inline float block_max(float value, float* s_warps) {
   return block_combine(warp_max(value), s_warps, [](float a, float b) { return fmaxf(a, b); });
 }
 
+// A block goes through `cols` columns: of each thread kBatch at a time, whose loads are then on their way
+// together. Some are beyond the end.
+inline constexpr int kBatch = 8;
+template <class Visit>
+__device__ inline void for_batches(int64_t cols, Visit visit) {
+  for (int64_t first = threadIdx.x; first < cols; first += int64_t{kBatch} * blockDim.x) {
+    int64_t columns[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) columns[j] = first + int64_t{j} * blockDim.x;
+    visit(columns);
+  }
+}
+
+// How many threads norm a row: so many at least that they add up at most 16 terms each of rows up to 8192.
+inline constexpr int kWideNormThreads = 512;
+__host__ __device__ inline int norm_threads(int64_t cols) {
+  return cols <= 256 ? 32 : cols <= 1024 ? 128 : kWideNormThreads;
+}
+// The factor that rms_norm gives a row, by a block of norm_threads(cols): in a fixed order, whichever kernel
+// does it.
+__device__ inline float rms_factor(const float* row, int64_t cols, float eps, float* s_warps) {
+  float sum = 0;
+  for_batches(cols, [&](const auto& columns) {
+    float x[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) x[j] = columns[j] < cols ? row[columns[j]] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) sum = fmaf(x[j], x[j], sum);
+  });
+  return 1.0f / sqrtf(block_sum(sum, s_warps) / static_cast<float>(cols) + eps);
+}
+// to[c] = x[c] * factor * weight[c], by a block.
+__device__ inline void rms_scale(const float* x, const float* weight, float factor, int64_t cols, float* to) {
+  for_batches(cols, [&](const auto& columns) {
+    float value[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+      value[j] = columns[j] < cols ? x[columns[j]] * factor * weight[columns[j]] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      if (columns[j] < cols) to[columns[j]] = value[j];
+    }
+  });
+}
+
 // Through float64, so that the result is the rounded one: the host's float functions are within a unit of it.
 // For operations with few of them; attention takes expf.
 __device__ inline float exp_exactly(float x) { return static_cast<float>(exp(static_cast<double>(x))); }
@@ -67,10 +112,12 @@ __device__ inline uint32_t ordered(float score) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Where the token at `position` has its vector of head g, in vectors.
-__device__ inline int64_t token_index(const KvView& kv, int32_t slot, int64_t position, int64_t g) {
-  const int64_t page = kv.table[slot * kv.table_pages + position / kv.page_tokens % kv.table_pages];
-  return (page * kv.kv_heads + g) * kv.page_tokens + position % kv.page_tokens;
+// Where the token at `position` has its vector of head g, in vectors. Positions and pages are below 2^31, and
+// division of 64 bits takes several times as long.
+__device__ inline int64_t token_index(const KvView& kv, int32_t slot, int32_t position, int64_t g) {
+  const auto at = static_cast<uint32_t>(position), tokens = static_cast<uint32_t>(kv.page_tokens);
+  const int64_t page = kv.table[slot * kv.table_pages + at / tokens % static_cast<uint32_t>(kv.table_pages)];
+  return (page * kv.kv_heads + g) * kv.page_tokens + at % tokens;
 }
 
 }  // namespace nibble::cuda

@@ -176,33 +176,39 @@ class CudaOps final : public Ops {
         cuda::grouped_linear(stream(), w.format,
                              {.single = cuda::device_matrix(w, p.bias), .x = x, .out = p.out}, 1, w.n, w.k,
                              x.rows);
+        if (p.add_to.data != nullptr) cuda::add(stream(), p.out, p.add_to);
       } else if (std::find(formats.begin(), formats.end(), w.format) == formats.end()) {
         formats.push_back(w.format);
       }
     }
-    const int64_t workspace_bytes = cuda::tile_linear_workspace_bytes(x.rows, x.cols);
-    for (MatrixFormat format : formats) {
-      cuda::TileLinear launch{.x = x.data,
-                              .x_stride = x.stride,
-                              .rows = x.rows,
-                              .k = x.cols,
-                              .workspace = scratch<char>(workspace_bytes, "linear: rows")};
-      auto run = [&] {
-        cuda::check(cuda::tile_linear(format, launch, stream()), "linear");
-        launch.count = 0;
-      };
-      for (const Product& p : products) {
-        if (!p.weight.tiled || p.weight.format != format) continue;
-        launch.products[launch.count++] = {.tiles = static_cast<const uint8_t*>(p.weight.codes),
-                                           .bias = p.bias,
-                                           .out = p.out.data,
-                                           .out_stride = p.out.stride,
-                                           .n = p.weight.n,
-                                           .scale = p.weight.tensor_scale};
-        if (launch.count == cuda::kMaxTileProducts) run();
-      }
-      run();
-    }
+    for (MatrixFormat format : formats) tile_linear(format, {.x = x.data, .x_stride = x.stride}, x, products);
+  }
+  void do_norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
+                       std::span<const Product> products) override {
+    if (x.data == normed.data || !can_prepare(cuda::Prepare::kNorm, x, products))
+      return Ops::do_norm_linears(x, weight, eps, normed, products);
+    tile_linear(products[0].weight.format,
+                {.x = x.data,
+                 .x_stride = x.stride,
+                 .prepare = cuda::Prepare::kNorm,
+                 .norm = weight,
+                 .eps = eps,
+                 .normed = normed.data,
+                 .normed_stride = normed.stride},
+                x, products);
+  }
+  void do_glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
+                     const Product& product) override {
+    if (!can_prepare(cuda::Prepare::kGlu, gate, {&product, 1}))
+      return Ops::do_glu_linear(spec, gate, up, product);
+    tile_linear(product.weight.format,
+                {.x = gate.data,
+                 .x_stride = gate.stride,
+                 .prepare = cuda::Prepare::kGlu,
+                 .activation = spec,
+                 .up = up.data,
+                 .up_stride = up.stride},
+                gate, {&product, 1});
   }
   void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
                        int64_t out_head) override {
@@ -234,6 +240,7 @@ class CudaOps final : public Ops {
                    const KvView& kv) override {
     cuda::write_kv(stream(), k, v, rows, kv);
   }
+  void do_prepare_attend(const PrepareAttendArgs& args) override { cuda::prepare_attend(stream(), args); }
   void do_attend(const AttendArgs& args) override { attend_to(args, nullptr); }
   void do_attend_selected(const AttendArgs& args, const Selection& selection) override {
     attend_to(args, &selection);
@@ -276,7 +283,11 @@ class CudaOps final : public Ops {
     const ExpertScratch& s = args.scratch;
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
-    if (experts.tensor) return packed_expert_ffn(args, experts);
+    if (experts.tensor) {
+      packed_expert_ffn(args, experts);
+      if (args.add_to.data != nullptr) cuda::add(stream(), args.out, args.add_to);
+      return;
+    }
     auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
@@ -317,6 +328,7 @@ class CudaOps final : public Ops {
     if (w4a4) round(experts.down, gate, nullptr, gate);
     product(experts.down, gate, nullptr, down);
     cuda::combine(stream(), args.weights, down, grouping, args.out);
+    if (args.add_to.data != nullptr) cuda::add(stream(), args.out, args.add_to);
   }
 
  private:
@@ -384,12 +396,52 @@ class CudaOps final : public Ops {
                 "expert_ffn");
   }
 
+  // The products of `format` among them, kMaxTileProducts a launch; `launch` says what becomes of x.
+  void tile_linear(MatrixFormat format, cuda::TileLinear launch, Rows<const float> x,
+                   std::span<const Product> products) {
+    launch.rows = x.rows;
+    launch.k = x.cols;
+    launch.workspace = scratch<char>(cuda::tile_linear_workspace_bytes(x.rows, x.cols), "linear: rows");
+    auto run = [&] {
+      cuda::check(cuda::tile_linear(format, launch, stream()), "linear");
+      launch.count = 0;
+    };
+    for (const Product& p : products) {
+      if (!p.weight.tiled || p.weight.format != format) continue;
+      const bool adds = p.add_to.data != nullptr;
+      const Rows<float>& out = adds ? p.add_to : p.out;
+      launch.products[launch.count++] = {.tiles = static_cast<const uint8_t*>(p.weight.codes),
+                                         .bias = p.bias,
+                                         .out = out.data,
+                                         .adds = adds,
+                                         .out_stride = out.stride,
+                                         .n = p.weight.n,
+                                         .scale = p.weight.tensor_scale};
+      if (launch.count == cuda::kMaxTileProducts) run();
+    }
+    run();
+  }
+  // Whether one launch prepares the rows and does all products.
+  static bool can_prepare(cuda::Prepare prepare, Rows<const float> x, std::span<const Product> products) {
+    if (products.empty() || std::ssize(products) > cuda::kMaxTileProducts) return false;
+    const MatrixFormat format = products[0].weight.format;
+    return std::ranges::all_of(
+               products, [&](const Product& p) { return p.weight.tiled && p.weight.format == format; }) &&
+           cuda::can_prepare(prepare, format, x.rows, x.cols);
+  }
+
   void attend_to(const AttendArgs& args, const Selection* selection) {
     if (args.q.rows == 0) return;
     constexpr int64_t kMostAtOnce = INT64_C(1) << 26;  // floats, where a row needs no more
     const int64_t a_row = cuda::attend_row_scratch(args, selection);
     const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
-    cuda::attend(stream(), args, selection, scratch<float>(rows * a_row, "attend: pieces"), rows);
+    auto* pieces = scratch<float>(rows * a_row, "attend: pieces");
+    const int64_t heads = rows * (args.q.cols / args.kv.head_dim);
+    if (grow(attend_counters_, heads * static_cast<int64_t>(sizeof(uint32_t)), "attend: counters")) {
+      const std::vector<uint32_t> zeros(static_cast<size_t>(heads));
+      memory_.upload(attend_counters_.as<void>(), zeros.data(), attend_counters_.bytes());
+    }
+    cuda::attend(stream(), args, selection, pieces, rows, attend_counters_.as<uint32_t>());
   }
 
   // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
@@ -450,13 +502,16 @@ class CudaOps final : public Ops {
   // Working memory of an operation; grows in the first step of a shape and never after.
   template <class T>
   T* scratch(int64_t elements, const char* purpose) {
-    const int64_t bytes = elements * static_cast<int64_t>(sizeof(T));
-    if (bytes > scratch_.bytes()) {
-      forget_graphs();  // which hold the old address
-      scratch_ = Buffer();
-      scratch_ = must(Buffer::allocate(memory_, bytes, purpose));
-    }
+    grow(scratch_, elements * static_cast<int64_t>(sizeof(T)), purpose);
     return scratch_.as<T>();
+  }
+  // Whether it was too small.
+  bool grow(Buffer& buffer, int64_t bytes, const char* purpose) {
+    if (bytes <= buffer.bytes()) return false;
+    forget_graphs();  // which hold the old address
+    buffer = Buffer();
+    buffer = must(Buffer::allocate(memory_, bytes, purpose));
+    return true;
   }
 
   // An operation has no way to report that memory is short.
@@ -482,6 +537,7 @@ class CudaOps final : public Ops {
   Buffer staging_;  // a weight on its way to its own order
   std::map<std::vector<const void*>, MatrixTable> head_tables_;
   Buffer scratch_;
+  Buffer attend_counters_;
   std::unordered_map<uint64_t, cudaGraphExec_t> graphs_;  // null: came once
 };
 

@@ -8,19 +8,13 @@
 namespace nibble::cuda {
 namespace {
 
-// What a thread adds up before the tree: at most 8 terms of rows up to 8192.
-unsigned norm_threads(int64_t cols) { return cols <= 256 ? 32 : cols <= 1024 ? 128 : 1024; }
-
 __global__ void rms_norm_kernel(Rows<const float> x, const float* weight, float eps, Rows<float> out) {
   after_kernel_before();
   __shared__ float s_warps[kWarp];
   const float* row = x.data + int64_t{blockIdx.x} * x.stride;
   float* out_row = out.data + int64_t{blockIdx.x} * out.stride;
-  float sum = 0;
-  for (int64_t i = threadIdx.x; i < x.cols; i += blockDim.x) sum = fmaf(row[i], row[i], sum);
-  sum = block_sum(sum, s_warps);
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(x.cols) + eps);
-  for (int64_t i = threadIdx.x; i < x.cols; i += blockDim.x) out_row[i] = row[i] * scale * weight[i];
+  const float factor = rms_factor(row, x.cols, eps, s_warps);
+  rms_scale(row, weight, factor, x.cols, out_row);
 }
 
 __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, const float* bias, float eps,
@@ -43,16 +37,16 @@ __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, cons
 
 void rms_norm(cudaStream_t stream, Rows<const float> x, const float* weight, float eps, Rows<float> out) {
   if (x.rows == 0) return;
-  launch_early(rms_norm_kernel, static_cast<unsigned>(x.rows), norm_threads(x.cols), 0, stream, x, weight,
-               eps, out);
+  launch_early(rms_norm_kernel, static_cast<unsigned>(x.rows), static_cast<unsigned>(norm_threads(x.cols)), 0,
+               stream, x, weight, eps, out);
   check_launch("rms_norm", x.rows, x.cols);
 }
 
 void layer_norm(cudaStream_t stream, Rows<const float> x, const float* weight, const float* bias, float eps,
                 Rows<float> out) {
   if (x.rows == 0) return;
-  layer_norm_kernel<<<static_cast<unsigned>(x.rows), norm_threads(x.cols), 0, stream>>>(x, weight, bias, eps,
-                                                                                        out);
+  layer_norm_kernel<<<static_cast<unsigned>(x.rows), static_cast<unsigned>(norm_threads(x.cols)), 0,
+                      stream>>>(x, weight, bias, eps, out);
   check_launch("layer_norm", x.rows, x.cols);
 }
 

@@ -58,6 +58,9 @@ __device__ inline uint64_t evict_first_policy() {
   return policy;
 }
 
+// Brings the line of `p` into L2.
+__device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Two warps meet. id: 1 to 15, one for each pair.
 __device__ inline void pair_barrier(int id) { asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory"); }
 

@@ -1,5 +1,5 @@
-// Routing: a warp a row, in the order of decisions of routing.cc. Keys lie in shared memory as numbers of the
-// same order; 0 is a key that cannot be chosen (any more).
+// Routing: a block a row, in the order of decisions of routing.cc. Keys lie in shared memory as numbers of
+// the same order; 0 is a key that cannot be chosen (any more).
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
@@ -38,54 +38,61 @@ struct Scores {
   }
 };
 
-// The largest (key, lowest index) of the warp's bests, in every lane.
-__device__ uint64_t warp_best(uint64_t best) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, best, distance);
-    best = other > best ? other : best;
+constexpr int kThreads = 256;
+
+__host__ __device__ inline int of_fours(int64_t count) { return static_cast<int>((count + 3) / 4 * 4); }
+
+// How many of `count` keys come before key i: the larger ones, and of equal ones those of lower index. The
+// keys are aligned to 16 bytes and zero up to a multiple of four.
+__device__ int rank_of(const uint32_t* s_keys, int count, int i) {
+  const uint32_t key = s_keys[i];
+  int rank = 0;
+#pragma unroll 4
+  for (int j = 0; j < count; j += 4) {
+    const uint4 other = *reinterpret_cast<const uint4*>(s_keys + j);
+    rank += other.x > key || (other.x == key && j < i) ? 1 : 0;
+    rank += other.y > key || (other.y == key && j + 1 < i) ? 1 : 0;
+    rank += other.z > key || (other.z == key && j + 2 < i) ? 1 : 0;
+    rank += other.w > key || (other.w == key && j + 3 < i) ? 1 : 0;
   }
-  return best;
-}
-// Takes the best of `count` keys out of them, equal ones by the lower index; all lanes get its index.
-__device__ int64_t take_best(uint32_t* s_keys, int64_t count, unsigned lane) {
-  uint64_t best = 0;
-  for (int64_t i = lane; i < count; i += kWarp) {
-    const uint64_t candidate =
-        static_cast<uint64_t>(s_keys[i]) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(i));
-    if (candidate > best) best = candidate;
-  }
-  const int64_t index = 0xFFFFFFFFu - static_cast<uint32_t>(warp_best(best));
-  __syncwarp();
-  if (lane == 0) s_keys[index] = 0;
-  __syncwarp();
-  return index;
+  return rank;
 }
 
-__global__ void __launch_bounds__(kWarp)
+// Every key counts those before it, so that nobody waits for a choice.
+__global__ void __launch_bounds__(kThreads)
     route_kernel(Rows<const float> logits, const float* bias, RouterSpec spec, Rows<int32_t> ids,
                  Rows<float> weights) {
-  extern __shared__ uint32_t s_keys[];  // [E], then [n_group]
+  extern __shared__ __align__(16) uint32_t s_keys[];  // [E'], then [n_group'], float [E], float [A]
+  __shared__ float s_warps[kThreads / kWarp];
   after_kernel_before();
-  const int64_t t = blockIdx.x, experts = logits.cols, chosen = ids.cols;
-  const unsigned lane = threadIdx.x;
+  const int64_t t = blockIdx.x;
+  const int experts = static_cast<int>(logits.cols), chosen = static_cast<int>(ids.cols);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int groups = static_cast<int>(spec.n_group);
+  uint32_t* s_groups = s_keys + of_fours(experts);
+  float* s_scores = reinterpret_cast<float*>(s_groups + of_fours(groups));
+  float* s_weights = s_scores + experts;
   Scores scores{spec, logits.data + t * logits.stride};
   if (spec.score == RouterScore::kSoftmaxAll) {
-    scores.top = -INFINITY;
-    for (int64_t e = lane; e < experts; e += kWarp) scores.top = fmaxf(scores.top, scores.logit(e));
-    scores.top = warp_max(scores.top);
-    float sum = 0;
-    for (int64_t e = lane; e < experts; e += kWarp) sum += exp_exactly(scores.logit(e) - scores.top);
-    scores.sum = warp_sum(sum);
+    float top = -INFINITY, sum = 0;
+    for (int e = thread; e < experts; e += kThreads) top = fmaxf(top, scores.logit(e));
+    scores.top = block_max(top, s_warps);
+    for (int e = thread; e < experts; e += kThreads) sum += exp_exactly(scores.logit(e) - scores.top);
+    scores.sum = block_sum(sum, s_warps);
   }
-  auto key_of = [&](int64_t e) { return scores.score(e) + (bias != nullptr ? bias[e] : 0.0f); };
-  for (int64_t e = lane; e < experts; e += kWarp) s_keys[e] = ordered(key_of(e));
+  auto key_of = [&](int e) { return s_scores[e] + (bias != nullptr ? bias[e] : 0.0f); };
+  for (int e = thread; e < experts; e += kThreads) {
+    s_scores[e] = scores.score(e);
+    s_keys[e] = ordered(key_of(e));
+  }
+  if (thread < of_fours(experts) - experts) s_keys[experts + thread] = 0;
+  __syncthreads();
 
   if (spec.topk_group < spec.n_group) {
-    uint32_t* s_groups = s_keys + experts;
-    const int64_t size = experts / spec.n_group;
-    for (int64_t g = lane; g < spec.n_group; g += kWarp) {
+    const int size = experts / groups;
+    for (int g = thread; g < groups; g += kThreads) {
       float best = -INFINITY, second = -INFINITY;
-      for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+      for (int e = g * size; e < (g + 1) * size; ++e) {
         float key = key_of(e);
         if (isnan(key)) key = -INFINITY;
         second = fmaxf(second, fminf(best, key));
@@ -93,39 +100,38 @@ __global__ void __launch_bounds__(kWarp)
       }
       s_groups[g] = ordered(size > 1 ? best + second : best);
     }
-    __syncwarp();
-    // A group that is taken has key 0: those that keep one are out, with all their experts.
-    for (int64_t i = 0; i < spec.topk_group; ++i) take_best(s_groups, spec.n_group, lane);
-    for (int64_t e = lane; e < experts; e += kWarp) {
-      if (s_groups[e / size] != 0) s_keys[e] = 0;
+    if (thread < of_fours(groups) - groups) s_groups[groups + thread] = 0;
+    __syncthreads();
+    for (int e = thread; e < experts; e += kThreads) {
+      if (rank_of(s_groups, groups, e / size) >= spec.topk_group) s_keys[e] = 0;
     }
+    __syncthreads();
   }
-  __syncwarp();
 
   int32_t* row_ids = ids.data + t * ids.stride;
   float* row_weights = weights.data + t * weights.stride;
-  for (int64_t a = 0; a < chosen; ++a) {
-    const int64_t e = take_best(s_keys, experts, lane);
-    if (lane == 0) {
-      row_ids[a] = static_cast<int32_t>(e);
-      row_weights[a] = scores.score(e);
-    }
+  for (int e = thread; e < experts; e += kThreads) {
+    const int rank = s_keys[e] != 0 ? rank_of(s_keys, experts, e) : chosen;
+    if (rank >= chosen) continue;
+    row_ids[rank] = e;
+    s_weights[rank] = s_scores[e];
   }
-  __syncwarp();
+  __syncthreads();
+  if (thread >= kWarp) return;
   float divisor = 1;
   if (spec.score == RouterScore::kSoftmaxChosen) {
     float top = -INFINITY;
-    for (int64_t a = lane; a < chosen; a += kWarp) top = fmaxf(top, row_weights[a]);
+    for (int a = thread; a < chosen; a += kWarp) top = fmaxf(top, s_weights[a]);
     top = warp_max(top);
-    for (int64_t a = lane; a < chosen; a += kWarp) row_weights[a] = exp_exactly(row_weights[a] - top);
+    for (int a = thread; a < chosen; a += kWarp) s_weights[a] = exp_exactly(s_weights[a] - top);
   }
   if (spec.score == RouterScore::kSoftmaxChosen || spec.renormalize) {
     float sum = 0;
-    for (int64_t a = lane; a < chosen; a += kWarp) sum += row_weights[a];
+    for (int a = thread; a < chosen; a += kWarp) sum += s_weights[a];
     sum = warp_sum(sum);
     divisor = spec.score == RouterScore::kSoftmaxChosen ? sum : sum + spec.renormalize_epsilon;
   }
-  for (int64_t a = lane; a < chosen; a += kWarp) row_weights[a] = row_weights[a] / divisor * spec.scale;
+  for (int a = thread; a < chosen; a += kWarp) row_weights[a] = s_weights[a] / divisor * spec.scale;
 }
 
 }  // namespace
@@ -133,12 +139,14 @@ __global__ void __launch_bounds__(kWarp)
 void route(cudaStream_t stream, const RouteArgs& args) {
   if (args.ids.rows == 0) return;
   const int64_t experts = args.logits.cols;
-  const auto bytes = static_cast<int>((experts + args.spec.n_group) * static_cast<int64_t>(sizeof(uint32_t)));
+  const auto bytes =
+      static_cast<int>((of_fours(experts) + of_fours(args.spec.n_group) + experts + args.ids.cols) *
+                       int64_t{sizeof(uint32_t)});
   constexpr int kBytesWithoutAsking = 48 << 10;
   if (bytes > kBytesWithoutAsking)
     check(cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "route");
-  launch_early(route_kernel, static_cast<unsigned>(args.ids.rows), kWarp, static_cast<size_t>(bytes), stream,
-               args.logits, args.bias_E, args.spec, args.ids, args.weights);
+  launch_early(route_kernel, static_cast<unsigned>(args.ids.rows), kThreads, static_cast<size_t>(bytes),
+               stream, args.logits, args.bias_E, args.spec, args.ids, args.weights);
   check_launch("route", args.ids.rows, experts, args.ids.cols);
 }
 

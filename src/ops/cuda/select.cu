@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(kThreads) score_kernel(IndexSelect p) {
        pool += int64_t{gridDim.y} * kWarps) {
     __syncwarp();  // all lanes are done with the key before
     for (int64_t c = lane; c < dim; c += kWarp) {
-      auto place = [&](int64_t j) { return token_index(p.kv, slot, pool * p.pool + j, 0) * dim + c; };
+      auto place = [&](int64_t j) {
+        return token_index(p.kv, slot, static_cast<int32_t>(pool * p.pool + j), 0) * dim + c;
+      };
       float top = -INFINITY, sum = 0, key = 0;
       for (int64_t j = 0; j < p.pool; ++j) top = fmaxf(top, p.kv.values[place(j)] + p.ape[j * dim + c]);
       for (int64_t j = 0; j < p.pool; ++j) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ops/cuda/common.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_tiles.h"
@@ -14,7 +15,6 @@ constexpr int kWarps = 16;  // the parts of K
 constexpr int kStages = 2;  // chunks of a warp that are under way
 constexpr int kTaskRows = 2 * kTileRows;
 constexpr int kTokensOfTile = 4;  // an MMA's 8 columns: both parts of four tokens
-constexpr int kMaxTiles = 4;
 
 // kBF16: a chunk has 64 columns: [2 tiles][2 halves][2][32 lanes][16 bytes]; of lane 4 g + q, columns 16 q ..
 // 16 q + 7 and then 16 q + 8 .. of row 8 half + g. The 4-bit formats are those of moe_tiles.h, with 128
@@ -135,9 +135,30 @@ __device__ inline void load_weights(const uint8_t* chunk, int lane, int part, ui
   }
 }
 
-template <Kind kKind>
-constexpr int shared_bytes() {
-  return kWarps * kStages * Tiles<kKind>::kBytes + 256 + kWarps * 32 * 4 * kMaxTiles * 4;
+// The rings, their barriers and the sums; rows that are prepared come behind them.
+template <Kind kKind, int kTiles>
+constexpr int kSharedBytes = kWarps* kStages* Tiles<kKind>::kBytes + 256 + kWarps * 32 * 4 * kTiles * 4;
+constexpr int kMaxSharedBytes = 227 << 10;  // of a multiprocessor
+int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * ((k + 127) / 128 * 128) * 4; }
+
+// Rows of x on their way, by all of a multiprocessor's threads: [rows, K'], zero beyond k.
+static_assert(kWideNormThreads == kWarps * 32);
+__device__ void prepare_rows(const TileLinear& p, float* to, float* s_warps) {
+  const int k = static_cast<int>(p.k), columns = (k + 127) / 128 * 128;
+  for (int r = 0; r < p.rows; ++r, to += columns) {
+    const float* x = p.x + r * p.x_stride;
+    if (p.prepare == Prepare::kNorm) {
+      const float factor = rms_factor(x, k, p.eps, s_warps);
+      rms_scale(x, p.norm, factor, k, to);
+      if (blockIdx.x == 0) rms_scale(x, p.norm, factor, k, p.normed + r * p.normed_stride);
+    } else {
+      const float* up = p.up + r * p.up_stride;
+      for (int c = static_cast<int>(threadIdx.x); c < k; c += kWarps * 32)
+        to[c] = activated(p.activation, x[c], up[c]);
+    }
+    for (int c = k + static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32) to[c] = 0;
+  }
+  __syncthreads();
 }
 
 template <Kind kKind, int kTiles, bool kSplit>
@@ -193,11 +214,26 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) feed(i);  // weights do not wait for the kernel before
   }
+  if (p.prepare == Prepare::kNorm) {
+    constexpr int kLine = 128 / sizeof(float);
+    for (int c = static_cast<int>(threadIdx.x) * kLine; c < p.k; c += kWarps * 32 * kLine)
+      prefetch(p.norm + c);
+  }
   dependency_wait();
   dependency_launch();
 
-  const bool vectors =
-      p.k % T::kColumns == 0 && p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+  const float* x = p.x;
+  int64_t x_stride = p.x_stride;
+  bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  if constexpr (!kSplit) {
+    if (p.prepare != Prepare::kNothing) {
+      auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
+      prepare_rows(p, prepared, sums_shared);
+      x = prepared;
+      x_stride = (p.k + 127) / 128 * 128;
+      vectors = true;
+    }
+  }
   const uint32_t low_part = g % 2 != 0 ? ~0u : 0u;
   for (int task = blockIdx.x; task < tasks; task += static_cast<int>(gridDim.x)) {
     const int row0 = task % passes * kTokens;
@@ -208,7 +244,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
     for (int n = 0; n < kTiles; ++n) {
       const int row = row0 + n * kTokensOfTile + g / 2;
       const bool is_row = row < p.rows;
-      rows[n] = !kSplit && is_row ? p.x + row * p.x_stride : nullptr;
+      rows[n] = !kSplit && is_row ? x + row * x_stride : nullptr;
       split[n] = kSplit && is_row ? static_cast<const __nv_bfloat16*>(p.workspace) +
                                         (int64_t{row} * 2 + g % 2) * ((p.k + 127) / 128 * 128) + q * 8
                                   : nullptr;
@@ -274,7 +310,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       if (n >= product.n || row0 + token >= p.rows) continue;
       sum *= product.scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale);
       if (product.bias != nullptr) sum += product.bias[n];
-      product.out[(row0 + token) * product.out_stride + n] = sum;
+      float* out = product.out + (row0 + token) * product.out_stride + n;
+      *out = product.adds ? *out + sum : sum;
     }
     __syncthreads();
   }
@@ -283,12 +320,14 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 template <Kind kKind, int kTiles, bool kSplit>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
+  const int64_t prepared = args.prepare != Prepare::kNothing ? prepared_bytes(args.rows, args.k) : 0;
+  const int shared = kSharedBytes<kKind, kTiles> + static_cast<int>(prepared);
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(tile_linear_kernel<kKind, kTiles, kSplit>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<kKind>());
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
   if constexpr (kSplit) {
     const dim3 grid(static_cast<unsigned>(args.rows), static_cast<unsigned>((args.k + 127) / 128));
@@ -302,7 +341,7 @@ cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   const int passes = static_cast<int>((args.rows + kTiles * kTokensOfTile - 1) / (kTiles * kTokensOfTile));
   const int tasks = static_cast<int>(pairs) * passes;
   launch_early(tile_linear_kernel<kKind, kTiles, kSplit>, std::min(tasks, multiprocessors), kWarps * 32,
-               shared_bytes<kKind>(), stream, args, tasks, passes);
+               static_cast<size_t>(shared), stream, args, tasks, passes);
   return cudaGetLastError();
 }
 
@@ -323,6 +362,15 @@ int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {
   const int64_t pairs = (n + kTaskRows - 1) / kTaskRows;
   if (format == MatrixFormat::kBF16) return pairs * ((k + 63) / 64) * Tiles<Kind::kBF16>::kBytes;
   return pairs * ((k + 127) / 128) * chunk_bytes(format == MatrixFormat::kNvfp4 ? 16 : 32);
+}
+
+bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k) {
+  if (rows > kTokensOfTile || (prepare == Prepare::kNorm && norm_threads(k) != kWideNormThreads))
+    return false;
+  const int shared = format == MatrixFormat::kBF16    ? kSharedBytes<Kind::kBF16, 1>
+                     : format == MatrixFormat::kNvfp4 ? kSharedBytes<Kind::kNvfp4, 1>
+                                                      : kSharedBytes<Kind::kMxfp4, 1>;
+  return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;
 }
 
 int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "ops/activation.h"
 #include "quant/matrix.h"
 
 namespace nibble::cuda {
@@ -22,13 +23,16 @@ cudaError_t make_tiles(const Matrix& matrix, uint8_t* to, cudaStream_t stream);
 struct TileProduct {
   const uint8_t* tiles = nullptr;
   const float* bias = nullptr;  // [n]; null: none
-  float* out = nullptr;         // [rows, n]
+  float* out = nullptr;         // [rows, n]; written, or where `adds`, added to
+  bool adds = false;
   int64_t out_stride = 0;
   int64_t n = 0;
   float scale = 1;
 };
 
 inline constexpr int kMaxTileProducts = 8;
+
+enum class Prepare { kNothing, kNorm, kGlu };
 
 // Several matrices of one format and k times the same rows.
 struct TileLinear {
@@ -38,7 +42,20 @@ struct TileLinear {
   int64_t x_stride = 0;
   int64_t rows = 0, k = 0;
   void* workspace = nullptr;  // tile_linear_workspace_bytes(rows, k)
+  // What x goes through on its way; REQUIRES can_prepare().
+  Prepare prepare = Prepare::kNothing;
+  // kNorm: rms_norm, which is also written to `normed`.
+  const float* norm = nullptr;  // [k]
+  float eps = 0;
+  float* normed = nullptr;  // [rows, k]
+  int64_t normed_stride = 0;
+  // kGlu: activation(x, up).
+  ActivationSpec activation;
+  const float* up = nullptr;  // [rows, k]
+  int64_t up_stride = 0;
 };
+// Few rows, which every multiprocessor then prepares for itself.
+bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k);
 // For few rows none: then every warp splits what it reads of x in two, for more a kernel does it once.
 int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k);
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);

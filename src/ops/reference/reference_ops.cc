@@ -150,6 +150,7 @@ class ReferenceOps final : public Ops {
         args.out.row(t)[h * width + c] = static_cast<float>(out[static_cast<size_t>(c)]);
       }
     });
+    if (args.gate_kind != OutputGate::kNone) do_gate_output(args.gate_kind, args.gate, width, args.out);
   }
 
   void do_gate_output(OutputGate kind, Rows<const float> gate, int64_t head_dim, Rows<float> x) override {

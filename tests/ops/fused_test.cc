@@ -1,0 +1,223 @@
+// Operations that are several of the others in one: they give the bits of those, on every backend, and a row
+// gets the same bits however many rows there are.
+#include "ops/paged_cache.h"
+
+namespace nibble::testing {
+namespace {
+
+class Fused : public OnEveryBackend {};
+
+// Widths on both sides of what a kernel prepares for itself, with tails.
+constexpr int64_t kWidths[] = {64, 160, 1536, 1056, 4224};
+constexpr int64_t kRows[] = {1, 3, 4, 5, 9};
+constexpr float kEps = 1e-5f;
+
+TEST_P(Fused, NormAndProducts) {
+  Random random(1);
+  for (int64_t k : kWidths) {
+    const std::vector<float> weight = random.floats(k), bias = random.floats(50);
+    // Of one format, and of several.
+    for (bool mixed : {false, true}) {
+      const TestMatrix first(random, MatrixFormat::kBF16, 50, k),
+          second(random, mixed ? MatrixFormat::kNvfp4 : MatrixFormat::kBF16, 37, k);
+      const RowsBuffer x = RowsBuffer::random(random, 9, k, 3),
+                       residual = RowsBuffer::random(random, 9, 37, 1);
+      RowsBuffer wanted_normed(9, k), wanted_first(9, 50), wanted_second(9, 37), wanted_sum = residual;
+      ops_->rms_norm(x.read(), weight.data(), kEps, wanted_normed.view());
+      const OnHostData::HostProduct apart[] = {{first.matrix, bias.data(), wanted_first.view()},
+                                               {second.matrix, nullptr, wanted_second.view()}};
+      ops_->linears(wanted_normed.read(), apart);
+      ops_->add(wanted_second.read(), wanted_sum.view());
+      for (int64_t rows : kRows) {
+        RowsBuffer normed(rows, k, 2), out(rows, 50, 1), room(rows, 37), sum = residual;
+        const OnHostData::HostProduct together[] = {
+            {first.matrix, bias.data(), out.view()},
+            {second.matrix, nullptr, room.view(), sum.view().slice(0, rows)}};
+        ops_->norm_linears(x.read().slice(0, rows), weight.data(), kEps, normed.view(), together);
+        EXPECT_TRUE(same_bits(normed.read(), wanted_normed.read().slice(0, rows))) << k << ", rows " << rows;
+        EXPECT_TRUE(same_bits(out.read(), wanted_first.read().slice(0, rows))) << k << ", rows " << rows;
+        EXPECT_TRUE(same_bits(sum.read().slice(0, rows), wanted_sum.read().slice(0, rows)))
+            << k << ", rows " << rows;
+        EXPECT_TRUE(same_bits(sum.read().slice(rows, 9 - rows), residual.read().slice(rows, 9 - rows)));
+        EXPECT_TRUE(normed.gaps_untouched() && out.gaps_untouched() && sum.gaps_untouched());
+      }
+      // In place.
+      RowsBuffer in_place = x, out(9, 50), room(9, 37);
+      const OnHostData::HostProduct products[] = {{first.matrix, bias.data(), out.view()},
+                                                  {second.matrix, nullptr, room.view()}};
+      ops_->norm_linears(in_place.read().slice(0, 2), weight.data(), kEps, in_place.view().slice(0, 2),
+                         {products, 0});
+      EXPECT_TRUE(same_bits(in_place.read().slice(0, 2), wanted_normed.read().slice(0, 2)));
+    }
+  }
+}
+
+TEST_P(Fused, GluAndProduct) {
+  Random random(2);
+  const ActivationSpec kinds[] = {{}, {.kind = ActivationSpec::kGptOss, .limit = 1.5f, .alpha = 1.702f}};
+  for (const ActivationSpec& spec : kinds) {
+    for (MatrixFormat format : {MatrixFormat::kBF16, MatrixFormat::kMxfp4, MatrixFormat::kF32}) {
+      for (int64_t k : kWidths) {
+        const TestMatrix down(random, format, 70, k);
+        const RowsBuffer gate = RowsBuffer::random(random, 9, k, 1), up = RowsBuffer::random(random, 9, k, 2),
+                         residual = RowsBuffer::random(random, 9, 70);
+        RowsBuffer activated(9, k), wanted(9, 70), wanted_sum = residual;
+        ops_->activate(spec, gate.read(), up.read(), activated.view());
+        ops_->linear(activated.read(), down.matrix, wanted.view());
+        ops_->add(wanted.read(), wanted_sum.view());
+        for (int64_t rows : kRows) {
+          RowsBuffer room = gate, out(rows, 70, 3), sum = residual, unused(rows, 70);
+          ops_->glu_linear(spec, room.view().slice(0, rows), up.read().slice(0, rows),
+                           {down.matrix, nullptr, out.view()});
+          EXPECT_TRUE(same_bits(out.read(), wanted.read().slice(0, rows))) << k << ", rows " << rows;
+          EXPECT_TRUE(out.gaps_untouched());
+          room = gate;
+          ops_->glu_linear(spec, room.view().slice(0, rows), up.read().slice(0, rows),
+                           {down.matrix, nullptr, unused.view(), sum.view().slice(0, rows)});
+          EXPECT_TRUE(same_bits(sum.read().slice(0, rows), wanted_sum.read().slice(0, rows)));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Fused, PrepareAttend) {
+  constexpr int64_t kPositions = 40, kPage = 16;
+  for (Heads heads : {Heads{4, 2, 64}, Heads{3, 1, 128}, Heads{2, 2, 20, 12}, Heads{5, 1, 6}}) {
+    for (RopeStyle style : {RopeStyle::kHalves, RopeStyle::kInterleaved}) {
+      for (bool normed : {false, true}) {
+        Random random(3);
+        constexpr int64_t kRowCount = 7;
+        const int64_t rotary = heads.dim / 4 * 2 + 2, keys = heads.kv * heads.dim,
+                      values = heads.kv * heads.value_width();
+        Step step = random_step(random, heads, kRowCount, 2, kPositions);
+        for (size_t t = 0; t < kRowCount; ++t) step.positions[t] = static_cast<int32_t>(5 * t);
+        const RowsBuffer k = RowsBuffer::random(random, kRowCount, keys, 1),
+                         v = RowsBuffer::random(random, kRowCount, values, 2);
+        const std::vector<float> q_norm = random.floats(heads.dim), k_norm = random.floats(heads.dim),
+                                 frequencies = random.floats(rotary / 2);
+        RowsBuffer table(kRowCount, rotary);
+        ops_->rope_table(step.positions.data(), frequencies, 1.0f, table.view());
+
+        Cache wanted(*ops_, heads, 2, kPositions, kPage, pages_for(kPositions, kPage), 4);
+        RowsBuffer wanted_q = step.q, wanted_k = k;
+        if (normed) {
+          for (int64_t h = 0; h < heads.query; ++h) {
+            const Rows<float> head(wanted_q.view().data + h * heads.dim, kRowCount, heads.dim,
+                                   wanted_q.view().stride);
+            ops_->rms_norm(head, q_norm.data(), kEps, head);
+          }
+          for (int64_t g = 0; g < heads.kv; ++g) {
+            const Rows<float> head(wanted_k.view().data + g * heads.dim, kRowCount, heads.dim,
+                                   wanted_k.view().stride);
+            ops_->rms_norm(head, k_norm.data(), kEps, head);
+          }
+        }
+        ops_->rope(wanted_q.view(), heads.dim, table.read(), style);
+        ops_->rope(wanted_k.view(), heads.dim, table.read(), style);
+        ops_->write_kv(wanted_k.read(), v.read(), step.rows(0, kRowCount), wanted.view());
+
+        for (int64_t at_once : {kRowCount, int64_t{1}}) {
+          Cache cache(*ops_, heads, 2, kPositions, kPage, pages_for(kPositions, kPage), 4);
+          RowsBuffer q = step.q, room = k;
+          for (int64_t t = 0; t < kRowCount; t += at_once) {
+            ops_->prepare_attend({.q = q.view().slice(t, at_once),
+                                  .k = room.view().slice(t, at_once),
+                                  .v = v.read().slice(t, at_once),
+                                  .q_norm = normed ? q_norm.data() : nullptr,
+                                  .k_norm = normed ? k_norm.data() : nullptr,
+                                  .eps = kEps,
+                                  .rope_table = table.read().slice(t, at_once),
+                                  .rope_style = style,
+                                  .rows = step.rows(t, at_once),
+                                  .kv = cache.view()});
+          }
+          EXPECT_TRUE(same_bits(q.read(), wanted_q.read())) << "head dim " << heads.dim;
+          for (int64_t slot : {0, 1}) {
+            for (int64_t p = 0; p < kPositions; ++p) {
+              for (int64_t g = 0; g < heads.kv; ++g) {
+                EXPECT_TRUE(same_bits(cache.key(slot, p, g), wanted.key(slot, p, g), heads.dim));
+                EXPECT_TRUE(
+                    same_bits(cache.value(slot, p, g), wanted.value(slot, p, g), heads.value_width()));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Fused, AttendAndGate) {
+  Random random(5);
+  constexpr int64_t kPositions = 600;
+  const Heads heads{4, 2, 32};
+  Cache cache(*ops_, heads, 2, kPositions, 16, pages_for(kPositions, 16), 6);
+  const Step step = random_step(random, heads, 6, 2, kPositions);
+  const int64_t width = heads.query * heads.dim;
+  AttendArgs args = {
+      .q = step.q.read(), .kv = cache.view(), .rows = step.rows(0, 6), .scale = attend_scale(heads.dim)};
+  using enum OutputGate;
+  for (OutputGate kind : {kSoftplusHead, kSoftplusElement, kSigmoidElement}) {
+    const RowsBuffer gate = RowsBuffer::random(random, 6, kind == kSoftplusHead ? heads.query : width, 2);
+    RowsBuffer wanted(6, width), out(6, width, 1);
+    args.gate_kind = kNone;
+    args.out = wanted.view();
+    ops_->attend(args);
+    ops_->gate_output(kind, gate.read(), heads.dim, wanted.view());
+    args.gate_kind = kind;
+    args.gate = gate.read();
+    args.out = out.view();
+    ops_->attend(args);
+    EXPECT_TRUE(same_bits(out.read(), wanted.read()));
+    EXPECT_TRUE(out.gaps_untouched());
+  }
+}
+
+TEST_P(Fused, ExpertsAndSum) {
+  Random random(7);
+  constexpr int64_t kExperts = 5, kChosen = 2, kWidth = 96, kExpertWidth = 64, kTokens = 6;
+  std::vector<TestMatrix> matrices;
+  std::vector<ExpertWeights> experts;
+  matrices.reserve(3 * kExperts);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    matrices.emplace_back(random, MatrixFormat::kNvfp4, kExpertWidth, kWidth);
+    matrices.emplace_back(random, MatrixFormat::kNvfp4, kExpertWidth, kWidth);
+    matrices.emplace_back(random, MatrixFormat::kNvfp4, kWidth, kExpertWidth);
+    const size_t at = static_cast<size_t>(3 * e);
+    experts.push_back({matrices[at].matrix, matrices[at + 1].matrix, matrices[at + 2].matrix});
+  }
+  const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts);
+  const RowsBuffer x = RowsBuffer::random(random, kTokens, kWidth, 1),
+                   weights = RowsBuffer::random(random, kTokens, kChosen),
+                   residual = RowsBuffer::random(random, kTokens, kWidth, 2);
+  std::vector<int32_t> ids;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const auto first = static_cast<int32_t>(random.below(kExperts));
+    ids.insert(ids.end(), {first, static_cast<int32_t>((first + 1) % kExperts)});
+  }
+  auto run = [&](Rows<float> out, Rows<float> add_to) {
+    const int64_t routed = kTokens * kChosen;
+    RowsBuffer gathered(routed, kWidth), gate(routed, kExpertWidth), up(routed, kExpertWidth),
+        down(routed, kWidth);
+    ops_->expert_ffn({.x = x.read(),
+                      .ids = {ids.data(), kTokens, kChosen},
+                      .weights = weights.read(),
+                      .experts = *placed,
+                      .activation = {},
+                      .scratch = {gathered.view(), gate.view(), up.view(), down.view()},
+                      .out = out,
+                      .add_to = add_to});
+  };
+  RowsBuffer wanted(kTokens, kWidth), wanted_sum = residual, room(kTokens, kWidth), sum = residual;
+  run(wanted.view(), {});
+  ops_->add(wanted.read(), wanted_sum.view());
+  run(room.view(), sum.view());
+  EXPECT_TRUE(same_bits(sum.read(), wanted_sum.read()));
+  EXPECT_TRUE(sum.gaps_untouched());
+}
+
+INSTANTIATE_ON_ALL_BACKENDS(Fused);
+
+}  // namespace
+}  // namespace nibble::testing
