@@ -117,8 +117,7 @@ Status bench_command(const BenchOptions& options) {
   Report report{.model = m.model, .device = ops->description(), .arithmetic = describe(arithmetic)};
   // Before the model needs the memory.
   NIBBLE_ASSIGN_OR_RETURN(report.read_ceiling, ops->read_bandwidth());
-  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights,
-                          source->weights(spec, use_of_host_bytes(*ops)));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec, formats_copied(*ops)));
   report.weight_bytes = weights->total_bytes();
   ProgressLine progress("loading " + m.model);
   auto loaded = load_model(std::move(weights), std::move(spec), std::move(ops), decoder_options,

@@ -56,7 +56,7 @@ Report examine(const ModelSource& source) {
   }
   if (auto chat = source.chat(); note(chat.status())) report.chat_template = chat->has_template();
   // Without a spec the tensors can be listed all the same.
-  auto weights = source.weights(report.spec.value_or(ModelSpec()), HostBytes::kCopied);
+  auto weights = source.weights(report.spec.value_or(ModelSpec()), [](MatrixFormat) { return true; });
   if (!note(weights.status())) return report;
   report.weights = std::move(*weights);
   for (const StoredTensor& tensor : report.weights->stored()) {

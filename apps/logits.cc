@@ -80,7 +80,7 @@ Status logits_command(const LogitsOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, make_backend(m.device, backend_options(m)));
   const int64_t tokens = static_cast<int64_t>(ids.size());
   const int64_t chunk = std::min(m.prefill_chunk, tokens), vocab = spec.vocab;
-  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec, use_of_host_bytes(*ops)));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec, formats_copied(*ops)));
   NIBBLE_ASSIGN_OR_RETURN(
       LoadedModel model,
       load_model(std::move(weights), std::move(spec), std::move(ops),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   int64_t bytes = 0;
 };
+
+// Of which formats nobody computes on the bytes of the source.
+using FormatsCopied = std::function<bool(MatrixFormat)>;
 
 // Matrices point into the source, which must outlive them. Not safe for concurrent use.
 class WeightSource {

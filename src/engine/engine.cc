@@ -50,7 +50,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const FileSystem& files, const Engi
   NIBBLE_RETURN_IF_ERROR(self_test(*ops));
   options.prefill_chunk = std::min(options.prefill_chunk, options.context);  // no prompt is longer
   const int64_t rows = options.parallel + options.prefill_chunk;
-  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec, use_of_host_bytes(*ops)));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<WeightSource> weights, source->weights(spec, formats_copied(*ops)));
   NIBBLE_ASSIGN_OR_RETURN(engine->model_, load_model(std::move(weights), std::move(spec), std::move(ops),
                                                      {.kv = {.max_sequences = options.parallel,
                                                              .max_tokens = options.context,

@@ -32,7 +32,8 @@ class DirectoryModel : public ModelSource {
   Result<GenerationConfig> generation(int64_t vocab) const override {
     return GenerationConfig::load(files_, directory_, vocab);
   }
-  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& /*spec*/, HostBytes /*use*/) const override {
+  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& /*spec*/,
+                                                const FormatsCopied& /*copied*/) const override {
     NIBBLE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(files_, directory_));
     return std::unique_ptr<WeightSource>(std::make_unique<Checkpoint>(std::move(checkpoint)));
   }
@@ -58,7 +59,8 @@ class GgufModel : public ModelSource {
   Result<GenerationConfig> generation(int64_t /*vocab*/) const override {
     return GenerationConfig::from_gguf(gguf_->metadata());
   }
-  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes /*use*/) const override {
+  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec,
+                                                const FormatsCopied& /*copied*/) const override {
     return std::unique_ptr<WeightSource>(std::make_unique<GgufWeights>(gguf_, spec));
   }
   Result<ConvertSummary> convert(const ConvertOptions& options) const override {
@@ -82,11 +84,10 @@ class SyntheticModel : public ModelSource {
     return has_no("chat template");
   }
   Result<GenerationConfig> generation(int64_t /*vocab*/) const override { return GenerationConfig(); }
-  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes use) const override {
-    using Bytes = SyntheticWeights::Bytes;
-    NIBBLE_ASSIGN_OR_RETURN(
-        std::unique_ptr<SyntheticWeights> weights,
-        SyntheticWeights::make(spec, name_, use == HostBytes::kRead ? Bytes::kDistinct : Bytes::kShared));
+  Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec,
+                                                const FormatsCopied& copied) const override {
+    NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<SyntheticWeights> weights,
+                            SyntheticWeights::make(spec, name_, copied));
     return std::unique_ptr<WeightSource>(std::move(weights));
   }
   Result<ConvertSummary> convert(const ConvertOptions& /*options*/) const override {

@@ -17,13 +17,9 @@
 
 namespace nibble {
 
-// What becomes of a weight's bytes on the host once a backend has placed it.
-enum class HostBytes {
-  kRead,    // the backend computes on them
-  kCopied,  // it has its own, or nothing is computed
-};
-inline HostBytes use_of_host_bytes(const Ops& ops) {
-  return ops.copies_weights() ? HostBytes::kCopied : HostBytes::kRead;
+// `ops` must outlive the answer.
+inline FormatsCopied formats_copied(const Ops& ops) {
+  return [&ops](MatrixFormat format) { return ops.copies_weights(format); };
 }
 
 class ModelSource {
@@ -40,7 +36,9 @@ class ModelSource {
   virtual Result<ChatFormat> chat(const std::string& override_path = "") const = 0;
   virtual Result<GenerationConfig> generation(int64_t vocab) const = 0;
   // `spec` is this model's.
-  virtual Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec, HostBytes use) const = 0;
+  // `copied` says of which formats nobody computes on the source's own bytes.
+  virtual Result<std::unique_ptr<WeightSource>> weights(const ModelSpec& spec,
+                                                        const FormatsCopied& copied) const = 0;
   // The same model in ModelOpt's layout, at options.destination. REQUIRES options.source to be this one.
   virtual Result<ConvertSummary> convert(const ConvertOptions& options) const = 0;
 };

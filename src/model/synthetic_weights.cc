@@ -67,23 +67,26 @@ SyntheticWeights::SyntheticWeights(const ModelSpec& spec, std::string name) : na
 }
 
 Result<std::unique_ptr<SyntheticWeights>> SyntheticWeights::make(const ModelSpec& spec,
-                                                                 const std::string& name, Bytes bytes) {
+                                                                 const std::string& name,
+                                                                 const FormatsCopied& copied) {
   std::unique_ptr<SyntheticWeights> weights(new SyntheticWeights(spec, name));
-  // The longest run of each pool that a tensor takes, and all of them together.
-  int64_t bf16 = 0, codes = 0, scales = 0, all = 0;
-  for (const auto& [tensor_name, t] : weights->tensors_) {
+  // The longest run of each pool that a tensor takes (what is copied out of it may be put together), and the
+  // bytes of those that have their own.
+  int64_t bf16 = 0, codes = 0, scales = 0, own = 0;
+  for (auto& [tensor_name, t] : weights->tensors_) {
     if (t.format == MatrixFormat::kF32) continue;
+    t.own_bytes = !copied(t.format);
     const int64_t code_bytes = matrix_code_bytes(t.format, t.shape[0], t.shape[1]),
                   scale_bytes = matrix_scale_bytes(t.format, t.shape[0], t.shape[1]);
+    if (t.own_bytes) {
+      own += round_up(code_bytes, kAlign) + round_up(scale_bytes, kAlign);
+      continue;
+    }
     int64_t& longest = t.format == MatrixFormat::kBF16 ? bf16 : codes;
     longest = std::max(longest, code_bytes);
     scales = std::max(scales, scale_bytes);
-    all += round_up(code_bytes, kAlign) + round_up(scale_bytes, kAlign);
   }
-  if (bytes == Bytes::kDistinct) {
-    NIBBLE_ASSIGN_OR_RETURN(weights->distinct_, Buffer::allocate(host_memory(), all, name));
-    bf16 = codes = scales = 0;  // what is copied may be put together
-  }
+  NIBBLE_ASSIGN_OR_RETURN(weights->own_bytes_, Buffer::allocate(host_memory(), own, name));
   auto fill = [](Pool& pool, int64_t period, int64_t longest, auto filler) {
     Random random(static_cast<uint64_t>(period));
     pool.period = period;
@@ -160,18 +163,18 @@ Result<std::vector<float>> SyntheticWeights::floats(const std::string& name, std
   return values;
 }
 
-const void* SyntheticWeights::take(const Pool& pool, const std::string& name, int64_t bytes) {
+const void* SyntheticWeights::take(const Pool& pool, const std::string& name, int64_t bytes, bool own) {
   const int64_t start =
       static_cast<int64_t>(hash_text(name) % static_cast<uint64_t>(pool.period / kAlign)) * kAlign;
-  if (distinct_.bytes() == 0) return pool.bytes.data() + start;
-  std::byte* to = distinct_.as<std::byte>() + taken_;
+  if (!own) return pool.bytes.data() + start;
+  std::byte* to = own_bytes_.as<std::byte>() + taken_;
   for (int64_t done = 0; done < bytes;) {
     const int64_t from = (start + done) % pool.period, count = std::min(bytes - done, pool.period - from);
     std::memcpy(to + done, pool.bytes.data() + from, static_cast<size_t>(count));
     done += count;
   }
   taken_ += round_up(bytes, kAlign);
-  NIBBLE_CHECK(taken_ <= distinct_.bytes());
+  NIBBLE_CHECK(taken_ <= own_bytes_.bytes());
   return to;
 }
 
@@ -183,11 +186,11 @@ Result<Matrix> SyntheticWeights::matrix(const std::string& prefix, int64_t n, in
   // backend multiplies by one all the same.
   m.tensor_scale = static_cast<float>(1 / std::sqrt(static_cast<double>(k)));
   if (m.format == MatrixFormat::kBF16) {
-    m.codes = take(bf16_, prefix, matrix_code_bytes(m.format, n, k));
+    m.codes = take(bf16_, prefix, matrix_code_bytes(m.format, n, k), tensor->own_bytes);
   } else {
     m.tensor_scale = static_cast<float>(m.tensor_scale / std::sqrt(kCodeSquare * kScaleSquare));
-    m.codes = take(codes_, prefix, matrix_code_bytes(m.format, n, k));
-    m.scales = take(scales_, prefix + ".scale", matrix_scale_bytes(m.format, n, k));
+    m.codes = take(codes_, prefix, matrix_code_bytes(m.format, n, k), tensor->own_bytes);
+    m.scales = take(scales_, prefix + ".scale", matrix_scale_bytes(m.format, n, k), tensor->own_bytes);
   }
   return m;
 }

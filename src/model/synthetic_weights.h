@@ -17,16 +17,12 @@ namespace nibble {
 
 class SyntheticWeights : public WeightSource {
  public:
-  // Where the bytes of matrices lie. They are the same bytes.
-  enum class Bytes {
-    kShared,    // matrices overlap in a pool for each format: no time and little memory, for who copies them
-    kDistinct,  // each has memory of its own: what computes on them reads memory and not its caches
-  };
-
-  // `name` stands for the model in messages. Distinct bytes that do not fit in free memory are an error
-  // before any is made.
+  // `name` stands for the model in messages. Matrices of a format that is `copied` overlap in a pool, which
+  // takes no time and little memory; each of the others has memory of its own, so that what computes on them
+  // reads memory and not its caches. They are the same bytes. Such memory that is not free is an error before
+  // any is filled.
   static Result<std::unique_ptr<SyntheticWeights>> make(const ModelSpec& spec, const std::string& name,
-                                                        Bytes bytes);
+                                                        const FormatsCopied& copied);
 
   bool has(const std::string& name) const override;
   int64_t total_bytes() const override;
@@ -46,6 +42,7 @@ class SyntheticWeights : public WeightSource {
   struct Tensor {
     std::vector<int64_t> shape;
     MatrixFormat format = MatrixFormat::kF32;  // of vectors and small tensors F32
+    bool own_bytes = false;                    // of a matrix: it has memory of its own
     bool used = false;
   };
   // Bytes of which each tensor has a run: at some place of the first `period` ones, which go on repeating
@@ -57,14 +54,14 @@ class SyntheticWeights : public WeightSource {
 
   SyntheticWeights(const ModelSpec& spec, std::string name);
   Result<Tensor*> find(const std::string& name, std::span<const int64_t> shape);
-  // `bytes` bytes for the tensor, from the pool or copied out of it.
-  const void* take(const Pool& pool, const std::string& name, int64_t bytes);
+  // `bytes` bytes for the tensor, from the pool or copied out of it into bytes of its own.
+  const void* take(const Pool& pool, const std::string& name, int64_t bytes, bool own);
 
   std::string name_;
   std::map<std::string, Tensor> tensors_;  // of a matrix without ".weight"
   Pool bf16_, codes_, scales_;
-  Buffer distinct_;  // empty: shared
-  int64_t taken_ = 0;
+  Buffer own_bytes_;
+  int64_t taken_ = 0;  // of them
 };
 
 }  // namespace nibble

@@ -12,7 +12,7 @@ namespace nibble {
 
 struct BackendOptions {
   int threads = 0;      // 0: as many as this process may use
-  std::string cpu_isa;  // kernels of the cpu backend: "avx512", "avx2", "generic"; "": the best of them here
+  std::string cpu_isa;  // kernels of the cpu backend: "avx512_vnni", "avx512", "avx2", "generic"; "": the best of them here
   // Whether the cuda backend multiplies BF16, NVFP4 and MXFP4 weights on tensor cores: "on" (an error for
   // experts that it cannot), "off", "": where it can. The sums differ in their last bits, so this never
   // depends on the step.

@@ -105,8 +105,9 @@ class Ops {
   virtual Memory& memory() = 0;
   // One line for people: threads and instruction set, or device and driver.
   virtual std::string description() const = 0;
-  // Whether the bytes that were given to place() and place_experts() are no longer needed behind them.
-  virtual bool copies_weights() const { return false; }
+  // Whether the bytes of matrices of this format that were placed for products are no longer needed behind
+  // place() and place_experts().
+  virtual bool copies_weights(MatrixFormat /*format*/) const { return false; }
   // Bytes a second that this backend's processors read from memory, in sequence and with all of them: the
   // ceiling of what reads each weight once. Measures it now, on memory far beyond the caches, which takes
   // some 100 ms.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstring>
 #include <iterator>
 
 #include "base/check.h"
@@ -228,23 +229,30 @@ std::optional<int64_t> find_bad_gguf_scale(GgufType type, const uint8_t* blocks,
 }
 
 bool repack_gguf_nvfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales) {
+  bool all_have_codes = true;
   for (int64_t block = 0; block < k / 64; ++block, blocks += 36) {
     for (int group = 0; group < 4; ++group) {
       const uint8_t scale = blocks[group];
-      if (scale == 0xFF) return false;
+      all_have_codes &= scale != 0xFF;
       // As ue4m3_to_float reads it.
       *scales++ = scale == 0x7F ? 0 : scale & 0x7F;
       join_halves(blocks + 4 + 8 * group, 16, codes);
       codes += 8;
     }
   }
-  return true;
+  return all_have_codes;
 }
-
 void repack_gguf_mxfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales) {
   for (int64_t block = 0; block < k / 32; ++block, blocks += 17, codes += 16) {
     *scales++ = blocks[0];
     join_halves(blocks + 1, 32, codes);
+  }
+}
+void repack_gguf_q4_0_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales_f16) {
+  for (int64_t block = 0; block < k / 32; ++block, blocks += 18, codes += 16, scales_f16 += 2) {
+    std::memcpy(scales_f16, blocks, 2);
+    join_halves(blocks + 2, 32, codes);
+    for (int i = 0; i < 16; ++i) codes[i] ^= 0x88;  // q - 8 in two's complement
   }
 }
 

@@ -48,9 +48,11 @@ void dequantize_gguf_row(GgufType type, const uint8_t* blocks, int64_t k, float*
 // The first of `count` blocks whose scale is NaN or infinite. Numbers without a scale are not searched.
 std::optional<int64_t> find_bad_gguf_scale(GgufType type, const uint8_t* blocks, int64_t count);
 
-// One row of k values of these types with the same codes and scales in the layouts of nvfp4.h and mxfp4.h:
-// neighbours share a byte, scales lie apart. False where a scale of NVFP4 has no code there (0xFF).
+// One row of k values of these types with the same codes and scales in the layouts of nvfp4.h, mxfp4.h and
+// q4.h: neighbours share a byte, scales lie apart. NVFP4's scale 0xFF, which is 480, has no code there: 0x7F
+// (NaN) stands for it, and the answer is false.
 bool repack_gguf_nvfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales);
 void repack_gguf_mxfp4_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales);
+void repack_gguf_q4_0_row(const uint8_t* blocks, int64_t k, uint8_t* codes, uint8_t* scales_f16);
 
 }  // namespace nibble

@@ -15,7 +15,7 @@ LoadedModel load(const std::vector<Workload>& workloads) {
   const auto source = ModelSource::open(FileSystem::posix(), golden_directory("laguna-nvfp4")).value();
   ModelSpec spec = source->spec().value();
   auto ops = make_backend("cpu", {.threads = 1}).value();
-  auto weights = source->weights(spec, use_of_host_bytes(*ops)).value();
+  auto weights = source->weights(spec, formats_copied(*ops)).value();
   return load_model(std::move(weights), std::move(spec), std::move(ops), options_for(workloads)).value();
 }
 

@@ -61,7 +61,7 @@ void open_model(const FileSystem& files) {
   const Result<ModelSpec> spec = (*source)->spec();
   expect_sane(spec.status());
   if (!spec.ok()) return;
-  const std::unique_ptr<WeightSource> weights = (*source)->weights(*spec, HostBytes::kRead).value();
+  const std::unique_ptr<WeightSource> weights = (*source)->weights(*spec, [](MatrixFormat) { return false; }).value();
   (void)weights->stored();
   const std::unique_ptr<Ops> ops = make_backend("reference", {.threads = 1}).value();
   expect_sane(load_weights(*spec, *weights, *ops).status());

@@ -12,7 +12,11 @@
 namespace nibble {
 namespace {
 
-using Bytes = SyntheticWeights::Bytes;
+enum class Bytes { kShared, kDistinct };
+
+FormatsCopied copied(Bytes bytes) {
+  return [bytes](MatrixFormat) { return bytes == Bytes::kShared; };
+}
 
 // The model with a small vocabulary: most of the memory of a few layers is in embedding and head.
 ModelSpec small_spec(const std::string& model) {
@@ -23,7 +27,7 @@ ModelSpec small_spec(const std::string& model) {
 }
 
 std::unique_ptr<SyntheticWeights> weights_of(const ModelSpec& spec, Bytes bytes) {
-  auto weights = SyntheticWeights::make(spec, "synthetic:test", bytes);
+  auto weights = SyntheticWeights::make(spec, "synthetic:test", copied(bytes));
   EXPECT_TRUE(weights.ok()) << weights.status().message();
   return std::move(weights).value();
 }
@@ -132,6 +136,17 @@ TEST(Synthetic, ANameAlwaysHasTheSameBytes) {
   const auto* b_begin = static_cast<const std::byte*>(b.codes);
   EXPECT_GE(std::abs(a_begin - b_begin), matrix_bytes(a.format, a.n, a.k));
 
+  // A format that somebody copies is shared, beside others that are not.
+  const auto mixed = SyntheticWeights::make(spec, "synthetic:test", [](MatrixFormat format) {
+                       return format == MatrixFormat::kNvfp4;
+                     }).value();
+  EXPECT_TRUE(bytes_of(take(*mixed, expert, 512, 2048)) == bytes_of(a));
+  const auto begin_of = [&](const std::string& name, int64_t n) {
+    return static_cast<const std::byte*>(take(*mixed, name, n, 2048).codes);
+  };
+  EXPECT_EQ(begin_of(expert, 512), begin_of(expert, 512));
+  EXPECT_NE(begin_of(query, 64 * 128), begin_of(query, 64 * 128));
+
   auto floats = [&](SyntheticWeights& weights, const char* name) {
     return weights.floats(layer + name, std::array<int64_t, 1>{2048}).value();
   };
@@ -143,7 +158,7 @@ TEST(Synthetic, ANameAlwaysHasTheSameBytes) {
 TEST(Synthetic, WhatDoesNotFitIsRefusedBeforeItIsMade) {
   ModelSpec spec = synthetic_spec("synthetic:glm-5.3-flash").value();
   spec.vocab = int64_t{1} << 32;  // 64 TiB
-  const Status status = SyntheticWeights::make(spec, "synthetic:test", Bytes::kDistinct).status();
+  const Status status = SyntheticWeights::make(spec, "synthetic:test", copied(Bytes::kDistinct)).status();
   EXPECT_EQ(status.code(), ErrorCode::kUser);
   EXPECT_NE(status.message().find("synthetic:test: wanted 64.1"), std::string::npos) << status.message();
 }

@@ -61,6 +61,26 @@ TEST(Isa, FmaKernelsAgreeBitForBit) {
   }
 }
 
+// Sums of integers, and products and sums that are rounded apart: no instruction set does otherwise.
+TEST(Isa, WeightsInTilesGiveTheSameBitsOnAll) {
+  Random random(52);
+  using enum MatrixFormat;
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4}) {
+    for (int64_t k : {32, 224, 1184}) {
+      TestMatrix w(random, format, 50, k, 0.3f);
+      RowsBuffer x = RowsBuffer::random(random, 19, k);
+      for (int64_t i = 0; i < k; ++i) x.view().row(3)[i] *= std::exp2(static_cast<float>(i % 60) - 30);
+      std::vector<RowsBuffer> results;
+      for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+        results.emplace_back(19, 50);
+        make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, results.back().view());
+        EXPECT_TRUE(same_bits(results.back().read(), results.front().read()))
+            << kernels->isa << ", " << matrix_format_name(format) << ", K " << k;
+      }
+    }
+  }
+}
+
 double ulp(double value) {
   int exponent = 0;
   std::frexp(value, &exponent);
@@ -102,16 +122,18 @@ TEST(Tasks, CoverTheirRowsWithinBounds) {
     for (int64_t n : {1, 3, 4, 130, 4096, 100000}) {
       for (int64_t row_bytes : {9, 2304, 16384, 1 << 20}) {
         for (int64_t rows : {1, 8, 512}) {
-          int64_t each = cpu::weight_rows_per_task(n, n, row_bytes, rows, threads);
-          EXPECT_TRUE(each >= 1 && each <= n);
-          EXPECT_TRUE(each % 4 == 0 || each == n) << each;
-          EXPECT_TRUE(each <= 4 || each * row_bytes <= (256 << 10) + 4 * row_bytes);
+          for (int64_t unit : {4, 128}) {
+            int64_t each = cpu::weight_rows_per_task(n, n, row_bytes, rows, threads, unit);
+            EXPECT_TRUE(each >= 1 && each <= n);
+            EXPECT_TRUE(each % unit == 0 || each == n) << each;
+            EXPECT_TRUE(each <= unit || each * row_bytes <= (256 << 10) + unit * row_bytes);
+          }
         }
       }
     }
   }
   // A large matrix: at least four tasks a thread.
-  EXPECT_LE(cpu::weight_rows_per_task(4096, 4096, 2304, 1, 8), 4096 / (4 * 8));
+  EXPECT_LE(cpu::weight_rows_per_task(4096, 4096, 2304, 1, 8, 16), 4096 / (4 * 8));
 }
 
 }  // namespace

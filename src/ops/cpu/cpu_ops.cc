@@ -14,6 +14,7 @@
 #include "ops/cpu/mixers.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/tasks.h"
+#include "ops/cpu/weight_tiles.h"
 #include "ops/host_read_bandwidth.h"
 #include "ops/rope_table.h"
 #include "ops/routing.h"
@@ -33,7 +34,12 @@ class CpuOps final : public Ops {
     return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
   }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
-  Result<Matrix> place(const Matrix& host_matrix, MatrixUse) override { return host_matrix; }
+  bool copies_weights(MatrixFormat format) const override { return cpu::tile_format(format).has_value(); }
+  Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
+    Matrix placed = host_matrix;
+    if (use == MatrixUse::kProducts) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
+    return placed;
+  }
 
  protected:
   void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
@@ -52,14 +58,40 @@ class CpuOps final : public Ops {
   }
 
   void do_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
+    const Product product[] = {{w, nullptr, out}};
+    do_linears(x, product);
+  }
+
+  // Rows are packed once for all matrices that want them so, and all are one loop.
+  void do_linears(Rows<const float> x, std::span<const Product> products) override {
     if (x.rows == 0) return;
-    const cpu::Weights weights = cpu::kernel_weights(w);
-    const cpu::PackedRows packed = cpu::pack_rows(pool_, kernels_, weights.packing, x, packed_);
-    const int64_t each =
-        cpu::weight_rows_per_task(w.n, w.n, matrix_bytes(w.format, 1, w.k), x.rows, pool_.threads());
-    pool_.parallel_for(ceil_div(w.n, each), [&](int64_t task) {
-      const int64_t first = task * each, last = std::min(w.n, first + each);
-      kernels_.linear({weights, packed, first, last, out.data, out.stride});
+    cpu::PackedRows packed[std::size(cpu::kPackedGroupFloats)] = {};
+    int64_t total_rows = 0;
+    for (const Product& p : products) {
+      const cpu::Packing packing = cpu::kernel_weights(p.weight).packing;
+      const auto i = static_cast<size_t>(packing);
+      if (packed[i].x == nullptr) packed[i] = cpu::pack_rows(pool_, kernels_, packing, x, packed_[i]);
+      total_rows += p.weight.n;
+    }
+    linear_tasks_.clear();
+    for (const Product& p : products) {
+      const int64_t n = p.weight.n;
+      const int64_t each =
+          cpu::weight_rows_per_task(n, total_rows, matrix_bytes(p.weight.format, 1, p.weight.k), x.rows,
+                                    pool_.threads(), cpu::kTileWeightRows);
+      for (int64_t first = 0; first < n; first += each)
+        linear_tasks_.push_back({&p, first, std::min(n, first + each)});
+    }
+    pool_.parallel_for(std::ssize(linear_tasks_), [&](int64_t i) {
+      const auto& [p, first, last] = linear_tasks_[static_cast<size_t>(i)];
+      const cpu::Weights weights = cpu::kernel_weights(p->weight);
+      kernels_.linear(
+          {weights, packed[static_cast<size_t>(weights.packing)], first, last, p->out.data, p->out.stride});
+      for (int64_t t = 0; t < x.rows; ++t) {
+        float* out = p->out.row(t) + first;
+        if (p->bias != nullptr) kernels_.add(p->bias + first, last - first, out);
+        if (p->add_to.data != nullptr) kernels_.add(out, last - first, p->add_to.row(t) + first);
+      }
     });
   }
 
@@ -201,6 +233,15 @@ class CpuOps final : public Ops {
     });
   }
 
+  Result<std::unique_ptr<PlacedExperts>> do_place_experts(
+      std::span<const ExpertWeights> host_experts) override {
+    std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
+    std::vector<Matrix*> matrices;
+    for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});
+    NIBBLE_RETURN_IF_ERROR(place_all(matrices));
+    return std::make_unique<PlacedExperts>(std::move(experts));
+  }
+
   void do_expert_ffn(const ExpertFfnArgs& args) override {
     if (!cpu::can_fuse(args)) return Ops::do_expert_ffn(args);
     cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
@@ -208,10 +249,60 @@ class CpuOps final : public Ops {
   }
 
  private:
+  // Brings those that can be tiles into that form, in memory of their own.
+  Status place_all(const std::vector<Matrix*>& matrices) {
+    auto bytes_of = [](const Matrix& m) {
+      const std::optional<MatrixFormat> format = cpu::tile_format(m.format);
+      return format ? round_up(cpu::tile_bytes(*format, m.n, m.k), kAlign) : 0;
+    };
+    int64_t total = 0;
+    std::vector<TilesTask> tasks;
+    for (const Matrix* m : matrices) {
+      if (bytes_of(*m) == 0) continue;
+      const int64_t tiles = ceil_div(m->n, cpu::kTileWeightRows);
+      for (int64_t first = 0; first < tiles; first += kTilesPerTask)
+        tasks.push_back({*m, first, std::min(tiles, first + kTilesPerTask), total});
+      total += bytes_of(*m);
+    }
+    if (total == 0) return {};
+    NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory(), total, "weights"));
+    uint8_t* bytes = buffer.as<uint8_t>();
+    pool_.parallel_for(std::ssize(tasks), [&](int64_t i) {
+      const TilesTask& task = tasks[static_cast<size_t>(i)];
+      cpu::make_tiles(task.matrix, task.first, task.last, bytes + task.at);
+    });
+    for (Matrix* m : matrices) {
+      const int64_t own = bytes_of(*m);
+      if (own == 0) continue;
+      m->format = *cpu::tile_format(m->format);
+      m->codes = bytes;
+      m->scales = nullptr;
+      m->tiled = true;
+      bytes += own;
+    }
+    weights_.push_back(std::move(buffer));
+    return {};
+  }
+
+  // Some weight rows of a product.
+  struct LinearPart {
+    const Product* product;
+    int64_t first, last;
+  };
+  // Some tiles of a matrix, and the place of all of them.
+  struct TilesTask {
+    Matrix matrix;
+    int64_t first, last, at;
+  };
+  static constexpr int64_t kTilesPerTask = 8, kAlign = 64;
+
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
+  std::vector<Buffer> weights_;  // in tiles
   // Grow to the largest step and stay.
-  cpu::Scratch packed_, attend_scratch_, select_scratch_;
+  cpu::Scratch attend_scratch_, select_scratch_;
+  cpu::Scratch packed_[std::size(cpu::kPackedGroupFloats)];
+  std::vector<LinearPart> linear_tasks_;
   cpu::ExpertFfnScratch expert_scratch_;
 };
 

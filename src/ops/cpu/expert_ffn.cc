@@ -14,8 +14,10 @@ struct ExpertTask {
   int64_t begin, rows;          // grouped rows
 };
 
-// Cuts the n weight rows of every expert that has rows; `row_bytes` of weights are read for one.
-std::vector<ExpertTask> cut(const ExpertGroups& groups, int64_t n, int64_t row_bytes, int threads) {
+// Cuts the n weight rows of every expert that has rows, into multiples of `unit`; `row_bytes` of weights are
+// read for one.
+std::vector<ExpertTask> cut(const ExpertGroups& groups, int64_t n, int64_t row_bytes, int threads,
+                            int64_t unit) {
   const int64_t experts = static_cast<int64_t>(groups.begin.size()) - 1;
   int64_t used = 0;
   for (int64_t e = 0; e < experts; ++e) used += groups.rows_of(e) > 0 ? 1 : 0;
@@ -24,7 +26,7 @@ std::vector<ExpertTask> cut(const ExpertGroups& groups, int64_t n, int64_t row_b
     const int64_t begin = groups.begin[static_cast<size_t>(e)];
     const int64_t rows = groups.rows_of(e);
     if (rows == 0) continue;
-    const int64_t each = weight_rows_per_task(n, used * n, row_bytes, rows, threads);
+    const int64_t each = weight_rows_per_task(n, used * n, row_bytes, rows, threads, unit);
     for (int64_t first = 0; first < n; first += each) {
       tasks.push_back({e, first, std::min(n, first + each), begin, rows});
     }
@@ -57,16 +59,10 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
 
   const PackedRows x = pack_rows(pool, kernels, kernel_weights(gate).packing, args.x, scratch.packed);
 
-  // A row's last 128 places, some of which no column fills.
-  const int64_t stride = round_up(width, kPackedColumns);
+  const int64_t stride = packed_floats(down_packing, width);
   float* activated = scratch.activated.reserve(routed * stride);
-  if (stride != width) {
-    for (int64_t r = 0; r < routed; ++r) {
-      std::fill_n(activated + (r + 1) * stride - kPackedColumns, kPackedColumns, 0.0f);
-    }
-  }
   const std::vector<ExpertTask> up_tasks =
-      cut(groups, width, 2 * matrix_bytes(gate.format, 1, gate.k), pool.threads());
+      cut(groups, width, 2 * matrix_bytes(gate.format, 1, gate.k), pool.threads(), kPackedColumns);
   pool.parallel_for(static_cast<int64_t>(up_tasks.size()), [&](int64_t i) {
     const ExpertTask& task = up_tasks[static_cast<size_t>(i)];
     const ExpertWeights& w = expert(task.expert);
@@ -85,7 +81,7 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
 
   Rows<float> down_rows = args.scratch.down;
   const std::vector<ExpertTask> down_tasks =
-      cut(groups, model, matrix_bytes(down.format, 1, down.k), pool.threads());
+      cut(groups, model, matrix_bytes(down.format, 1, down.k), pool.threads(), kTileWeightRows);
   pool.parallel_for(static_cast<int64_t>(down_tasks.size()), [&](int64_t i) {
     const ExpertTask& task = down_tasks[static_cast<size_t>(i)];
     const ExpertWeights& w = expert(task.expert);

@@ -21,15 +21,18 @@ bool machine_has_avx512() {
   return machine_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+bool machine_has_avx512_vnni() { return machine_has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #else
 bool machine_has_avx2() { return false; }
 bool machine_has_avx512() { return false; }
+bool machine_has_avx512_vnni() { return false; }
 #endif
 
 }  // namespace
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> usable;
+  if (kernels_avx512_vnni() != nullptr && machine_has_avx512_vnni()) usable.push_back(kernels_avx512_vnni());
   if (kernels_avx512() != nullptr && machine_has_avx512()) usable.push_back(kernels_avx512());
   if (kernels_avx2() != nullptr && machine_has_avx2()) usable.push_back(kernels_avx2());
   usable.push_back(kernels_generic());

@@ -21,23 +21,43 @@ namespace nibble::cpu {
 
 inline constexpr int64_t kLanes = 16;
 
-// Packed rows: how `linear` wants its activations. A packed row is padded with zeros to a multiple of
-// kPackedColumns. For rows of nibbles each 128 columns are transposed: column 8i + j of the 128 goes to place
-// 16j + i, because lane i of a vector holds 32 bits of codes, which are the columns 8i .. 8i+7 of a weight
-// row, and the j-th shift by 4 bits brings column 8i + j of all 16 lanes to the bottom at once.
+// Packed rows: how `linear` wants its activations.
+//   kPlain  floats, padded with zeros to a multiple of kPackedColumns
+//   kFixed  for weights in tiles: a FixedGroup for each kPackedColumns columns, the last padded with zeros
 inline constexpr int64_t kPackedColumns = 128;
-enum class Packing { kPlain, kNibbles };
+enum class Packing { kPlain, kFixed };
 
-// MatrixFormat of quant/matrix.h without what that header includes; kDecoded is any format without a kernel
-// of its own, whose rows become floats by `decode`.
+// 128 columns of a row in fixed point: column = q * scale, with a power of two for scale and |q| <= 2^22, so
+// that a column is off by at most 2^-22 of the group's largest. The sum of 32 products with integers of at
+// most 12 is below 2^31: integer sums over the block of a weight scale are exact, in any order, on any
+// machine.
+struct FixedGroup {
+  static constexpr int kSets = 8, kDigits = 3;
+  // q = (digit 0 * 256 + digit 1) * 256 + digit 2. A set is 16 columns: the even ones of its first 8, the odd
+  // ones of them, and the same of its last 8, as the nibbles of four bytes give them.
+  int8_t digits[kSets][kDigits][16];
+  int32_t starts[kSets];  // -12 * sum of q: weights are multiplied as integers that are 12 too large
+  float scale;            // NaN where a column is not finite
+  float unused[7];
+};
+static_assert(sizeof(FixedGroup) == 448);
+
+// Floats of the packed form of kPackedColumns columns, by Packing.
+inline constexpr int64_t kPackedGroupFloats[] = {kPackedColumns, sizeof(FixedGroup) / sizeof(float)};
+
+// Weights in tiles (weight_tiles.h): so many rows of a matrix side by side.
+inline constexpr int64_t kTileWeightRows = kLanes;
+
+// MatrixFormat of quant/matrix.h without what that header includes; NVFP4, MXFP4 and q4 in tiles; kDecoded is
+// any format without a kernel of its own, whose rows become floats by `decode`.
 enum class WeightFormat { kF32, kF16, kBF16, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block, kDecoded };
 
 // NaN among scales and FP8 codes is refused at load: here e4m3 reads it as 480, e8m0 as infinity.
 struct Weights {
   WeightFormat format;
   Packing packing;     // of the activations that it is multiplied with
-  const void* codes;   // [n, k], row-major
-  const void* scales;  // as MatrixFormat says
+  const void* codes;   // [n, k], row-major, or tiles
+  const void* scales;  // as MatrixFormat says; not of tiles
   int64_t n, k;
   float tensor_scale;  // on the finished sum
   // kDecoded: MatrixFormatInfo's, of a format that has no scales apart from its codes.
@@ -45,15 +65,16 @@ struct Weights {
   void (*decode)(const void* codes, const void* scales, int64_t count, float* out);
 };
 
-// Rows of packed activations: row r is at x + (index != null ? index[r] : r) * stride, 64-byte aligned.
+// Rows of packed activations: row r is at x + (index != null ? index[r] : r) * stride, 64-byte aligned. What
+// is kFixed is passed as the floats that it takes the room of.
 struct PackedRows {
   const float* x;
   const int32_t* index;
   int64_t rows;
-  int64_t stride;  // a multiple of kPackedColumns
+  int64_t stride;  // a multiple of kPackedGroupFloats
 };
 
-// out[r * out_stride + n] = x[r] . w[n], for n in [first, last).
+// out[r * out_stride + n] = x[r] . w[n], for n in [first, last); of tiles first is that of one.
 struct LinearTask {
   Weights w;
   PackedRows x;
@@ -62,8 +83,8 @@ struct LinearTask {
   int64_t out_stride;
 };
 
-// out[r] = activation(x[r] . gate[n] + gate_bias[n], x[r] . up[n] + up_bias[n]) for n in [first, last), each
-// at its place in `packing`; out rows are not padded by this.
+// out[r] = activation(x[r] . gate[n] + gate_bias[n], x[r] . up[n] + up_bias[n]) for n in [first, last),
+// packed. REQUIRES first a multiple of kPackedColumns, and last too or the matrices' end.
 struct GateUpTask {
   Weights gate, up;        // of one packing
   const float* gate_bias;  // [n]; null: none
@@ -130,6 +151,7 @@ struct PoolTask {
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {
   const char* isa;
+  // k columns of a row, or of some groups of it.
   void (*pack)(Packing packing, const float* x, int64_t k, float* packed);
   void (*linear)(const LinearTask& task);
   void (*gate_up)(const GateUpTask& task);
@@ -168,5 +190,6 @@ struct Kernels {
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512_vnni();
 
 }  // namespace nibble::cpu

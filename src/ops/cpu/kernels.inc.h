@@ -4,12 +4,21 @@
 // (elementwise)
 #include "ops/cpu/rows.inc.h"
 // (matrices)
+#include "ops/cpu/block.inc.h"
+// (rows of activations)
+#include "ops/cpu/fixed_rows.inc.h"
+// (rows of weights)
 #include "ops/cpu/weight_rows.inc.h"
 // (their products)
 #include "ops/cpu/linear.inc.h"
+// (of few rows with plain elements)
+#include "ops/cpu/element_tiles.inc.h"
+// (4-bit weights in tiles)
+#include "ops/cpu/tiles.inc.h"
+// (all of them)
+#include "ops/cpu/products.inc.h"
 // (attention)
 #include "ops/cpu/attend.inc.h"
-
 // (the rest)
 #include "ops/cpu/mixers.inc.h"
 

@@ -1,14 +1,11 @@
-// linear: out[r][n] = tensor_scale[n's matrix] * sum over k of x[r][k] * w[n][k].
+// Products with row-major weights: out[r][n] = tensor_scale * sum over k of x[r][k] * w[n][k].
 //
-// Shapes: x packed rows (kernels.h), w [N, K] in any format of MatrixFormat, K a multiple of its group.
-// Order of the sum, the same for every number of rows, tile and path: lane i of one accumulator takes the
-// i-th of each 16 packed columns in turn, by FMA with the weight decoded exactly. Where a format keeps its
-// block scales apart (NVFP4, MXFP4, q4, FP8 in blocks): of each 128 columns lane i has 8 that share a block
-// scale; their products with the codes' values are summed first, and the accumulator takes that sum by FMA
-// with the block scale. That is 9 multiplications for 8 columns, where scaled weights would take 16 in
-// decode. Then the lanes are added by the tree of sum(); then one product with the tensor scale. Bytes: the
-// weights once for each 128 rows (NVFP4: N*K*9/16; MXFP4 N*K*17/32), the activations once for each 16 weight
-// rows.
+// Shapes: x packed rows (kernels.h), w [N, K] in any format but those of tiles.inc.h, K a multiple of its
+// group. Order of the sum, the same for every number of rows, tile and path: lane i of one accumulator takes
+// the i-th of each 16 columns in turn, by FMA with the weight decoded exactly. FP8 in blocks: of each 128
+// columns lane i has 8; their products with the codes' values are summed first, and the accumulator takes
+// that sum by FMA with the block scale. Then the lanes are added by the tree of sum(); then one product with
+// the tensor scale. Bytes: the weights once for each 128 rows, the activations once for each 16 weight rows.
 //
 // Three paths with the same bits:
 //   elements  up to kElementRows rows of a format without block scales: element_tiles.inc.h
@@ -18,8 +15,7 @@
 //             for the 16 weight rows. Accumulators wait in memory between blocks of columns. kDecoded goes
 //             this way for any number of rows.
 
-constexpr int64_t kBlockColumns = 16;  // weight rows of a block, that is columns of out
-constexpr int64_t kBlockRows = 128;    // activation rows of a block: accumulators 128 x 16 x 64 B = 128 KB
+constexpr int64_t kBlockColumns = 16;  // weight rows of a block here; accumulators 128 x 16 x 64 B = 128 KB
 constexpr int64_t kBlockDepth = 1024;  // packed columns of a block
 constexpr int64_t kBufferedRow = kBlockDepth / 8 * 9;  // floats of a decoded row, block scales included
 
@@ -75,22 +71,6 @@ NIBBLE_INLINE void add_columns(const Row (&rows)[N], const float* const (&x)[M],
     add_chunk<Row, M, N>(chunk, x, c * kChunk, sums);
   }
 }
-
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-inline const float* packed_row(const PackedRows& x, int64_t r) {
-  return x.x + (x.index != nullptr ? x.index[r] : r) * x.stride;
-}
-
-// Where a block's results go: out[r * stride + n], of `columns` columns from weight row `first`.
-struct Block {
-  const Weights& w;
-  const PackedRows& x;
-  int64_t first, columns;   // weight rows; at most kBlockColumns, but for elements
-  int64_t first_row, rows;  // activation rows; at most kBlockRows
-  float* out;               // of activation row first_row and weight row first
-  int64_t out_stride;
-};
 
 // M rows, all columns of the block, decoded in registers. A last tile with fewer weight rows than
 // kTileColumns computes its last one again and drops it.
@@ -196,14 +176,6 @@ void buffered(const Block& block) {
   }
 }
 
-#include "ops/cpu/element_tiles.inc.h"
-
-template <class Format>
-void element_block_of(const Block& block) {
-  if (block.rows <= kElementRows) return element_block<ElementRow<Format>>(block);
-  buffered<ElementRow<Format>>(block);
-}
-
 template <class Row>
 void linear_block_of(const Block& block) {
   static_assert(kFusedRows <= 4);
@@ -218,92 +190,6 @@ void linear_block_of(const Block& block) {
     }
     if constexpr (kFusedRows >= 4) {
       if (block.rows == 4) return fused<Row, 4>(block);
-    }
-  }
-}
-
-inline bool goes_by_elements(const LinearTask& task) {
-  const WeightFormat format = task.w.format;
-  return task.x.rows <= kElementRows && (format == WeightFormat::kF32 || format == WeightFormat::kF16 ||
-                                         format == WeightFormat::kBF16 || format == WeightFormat::kF8E4M3);
-}
-
-void linear_block(const Block& block) {
-  switch (block.w.format) {
-    case WeightFormat::kF32:
-      return element_block_of<F32>(block);
-    case WeightFormat::kF16:
-      return element_block_of<F16>(block);
-    case WeightFormat::kBF16:
-      return element_block_of<BF16>(block);
-    case WeightFormat::kF8E4M3:
-      return element_block_of<E4M3>(block);
-    case WeightFormat::kNvfp4:
-      return linear_block_of<NibbleRow<Nvfp4>>(block);
-    case WeightFormat::kMxfp4:
-      return linear_block_of<NibbleRow<Mxfp4>>(block);
-    case WeightFormat::kQ4:
-      return linear_block_of<NibbleRow<Q4>>(block);
-    case WeightFormat::kFp8Block:
-      return linear_block_of<Fp8BlockRow>(block);
-    case WeightFormat::kDecoded:
-      return linear_block_of<DecodedRow>(block);
-  }
-}
-
-void linear(const LinearTask& task) {
-  // The elements path needs no buffers of a block's size, and ends a tile in vain with each block.
-  const int64_t columns = goes_by_elements(task) ? task.last - task.first : kBlockColumns;
-  for (int64_t r = 0; r < task.x.rows; r += kBlockRows) {
-    for (int64_t n = task.first; n < task.last; n += columns) {
-      linear_block({task.w, task.x, n, smaller(columns, task.last - n), r,
-                    smaller(kBlockRows, task.x.rows - r), task.out + r * task.out_stride + n,
-                    task.out_stride});
-    }
-  }
-}
-
-// Where column k of a row lies in its packed form.
-inline int64_t packed_place(Packing packing, int64_t k) {
-  if (packing == Packing::kPlain) return k;
-  return k / 128 * 128 + k % 8 * 16 + k % 128 / 8;
-}
-
-void pack(Packing packing, const float* x, int64_t k, float* packed) {
-  const int64_t padded = (k + kPackedColumns - 1) / kPackedColumns * kPackedColumns;
-  if (packing == Packing::kPlain) {
-    __builtin_memcpy(packed, x, static_cast<uint64_t>(k) * sizeof(float));
-    for (int64_t i = k; i < padded; ++i) packed[i] = 0.0f;
-    return;
-  }
-  for (int64_t begin = 0; begin < padded; begin += 128) {
-    for (int64_t i = 0; i < 16; ++i) {
-      for (int64_t j = 0; j < 8; ++j) {
-        packed[begin + j * 16 + i] = begin + i * 8 + j < k ? x[begin + i * 8 + j] : 0.0f;
-      }
-    }
-  }
-}
-
-// The gate and up halves of a feed-forward layer and their activation in one pass over the activations.
-void gate_up(const GateUpTask& task) {
-  alignas(64) float gate[kBlockRows * kBlockColumns];
-  alignas(64) float up[kBlockRows * kBlockColumns];
-  for (int64_t r = 0; r < task.x.rows; r += kBlockRows) {
-    const int64_t rows = smaller(kBlockRows, task.x.rows - r);
-    for (int64_t n = task.first; n < task.last; n += kBlockColumns) {
-      const int64_t columns = smaller(kBlockColumns, task.last - n);
-      linear_block({task.gate, task.x, n, columns, r, rows, gate, kBlockColumns});
-      linear_block({task.up, task.x, n, columns, r, rows, up, kBlockColumns});
-      for (int64_t row = 0; row < rows; ++row) {
-        float* joined = gate + row * kBlockColumns;
-        float* other = up + row * kBlockColumns;
-        if (task.gate_bias != nullptr) add_array(task.gate_bias + n, columns, joined);
-        if (task.up_bias != nullptr) add_array(task.up_bias + n, columns, other);
-        activate(task.activation, joined, other, columns, joined);
-        float* out = task.out + (r + row) * task.out_stride;
-        for (int64_t i = 0; i < columns; ++i) out[packed_place(task.packing, n + i)] = joined[i];
-      }
     }
   }
 }

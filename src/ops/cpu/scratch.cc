@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "ops/cpu/weight_tiles.h"
+
 namespace nibble::cpu {
 namespace {
 
@@ -16,9 +18,9 @@ constexpr std::array kKernelFormats = {
     KernelFormat{kF32, WeightFormat::kF32, Packing::kPlain},
     KernelFormat{kF16, WeightFormat::kF16, Packing::kPlain},
     KernelFormat{kBF16, WeightFormat::kBF16, Packing::kPlain},
-    KernelFormat{kNvfp4, WeightFormat::kNvfp4, Packing::kNibbles},
-    KernelFormat{kMxfp4, WeightFormat::kMxfp4, Packing::kNibbles},
-    KernelFormat{kQ4, WeightFormat::kQ4, Packing::kNibbles},
+    KernelFormat{kNvfp4, WeightFormat::kNvfp4, Packing::kFixed},
+    KernelFormat{kMxfp4, WeightFormat::kMxfp4, Packing::kFixed},
+    KernelFormat{kQ4, WeightFormat::kQ4, Packing::kFixed},
     KernelFormat{kF8E4M3, WeightFormat::kF8E4M3, Packing::kPlain},
     KernelFormat{kFp8Block, WeightFormat::kFp8Block, Packing::kPlain},
 };
@@ -34,6 +36,7 @@ KernelFormat kernel_format(MatrixFormat format) {
 }  // namespace
 
 Weights kernel_weights(const Matrix& matrix) {
+  NIBBLE_CHECK(matrix.tiled == (tile_format(matrix.format) == matrix.format));
   const KernelFormat format = kernel_format(matrix.format);
   const MatrixFormatInfo& info = matrix_format_info(matrix.format);
   return {format.kernels, format.packing,      matrix.codes, matrix.scales,    matrix.n,
@@ -42,7 +45,7 @@ Weights kernel_weights(const Matrix& matrix) {
 
 PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, Packing packing, Rows<const float> x,
                      Scratch& scratch) {
-  const int64_t stride = round_up(x.cols, kPackedColumns);
+  const int64_t stride = packed_floats(packing, x.cols);
   float* packed = scratch.reserve(x.rows * stride);
   for_each(pool, x.rows, x.cols / 2,
            [&](int64_t t) { kernels.pack(packing, x.row(t), x.cols, packed + t * stride); });

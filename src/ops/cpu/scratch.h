@@ -46,6 +46,11 @@ void for_each(ThreadPool& pool, int64_t count, int64_t item_ns, const Body& body
   });
 }
 
+// Floats of a packed row of k columns.
+inline int64_t packed_floats(Packing packing, int64_t k) {
+  return ceil_div(k, kPackedColumns) * kPackedGroupFloats[static_cast<int>(packing)];
+}
+
 // The kernels' view of a matrix.
 Weights kernel_weights(const Matrix& matrix);
 

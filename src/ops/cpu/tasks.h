@@ -20,14 +20,14 @@ inline int64_t items_per_task(int64_t count, int64_t item_ns, int threads) {
 
 // Weight rows (of n, with `row_bytes` each, in all `total_rows` such rows in the loop) that make one task of
 // a product with `rows` activation rows: at most 256 KB of weights, four tasks a thread where that leaves
-// each worth its kTask_ns, a multiple of 4 (the register tile).
+// each worth its kTask_ns, a multiple of `unit`.
 inline int64_t weight_rows_per_task(int64_t n, int64_t total_rows, int64_t row_bytes, int64_t rows,
-                                    int threads) {
-  // One core: about 10 GB/s of weights or, with many rows, a column of 1000 bytes times a row in 40 ns.
-  int64_t row_ns = std::max<int64_t>(1, row_bytes / 10 * std::max<int64_t>(1, rows / 2));
+                                    int threads, int64_t unit) {
+  // One core: about 20 GB/s of weights or, with many rows, a column of 1000 bytes times a row in 40 ns.
+  int64_t row_ns = std::max<int64_t>(1, row_bytes / 20 * std::max<int64_t>(1, rows));
   int64_t most = std::max<int64_t>(1, (256 << 10) / row_bytes);
   int64_t each = std::min(most, items_per_task(total_rows, row_ns, threads));
-  return std::min(n, round_up(each, 4));
+  return std::min(n, round_up(each, unit));
 }
 
 }  // namespace nibble::cpu

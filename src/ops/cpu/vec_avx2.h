@@ -13,6 +13,7 @@ struct Ints {
 constexpr int kTileColumns = 2;
 constexpr int kTileRows = 3;
 constexpr int kFusedRows = 3;
+constexpr int kFixedRows = 4;
 constexpr int kElementTileColumns = 2;
 constexpr int kElementTileRows = 3;
 constexpr int kElementRows = 16;
@@ -104,42 +105,58 @@ NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(load_halves(p)), _mm256_cvtph_ps(load_halves(p + 8))};
 }
 
-NIBBLE_INLINE Ints load_codes(const uint8_t* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-}
-// vpermps looks at the lowest 3 bits of each lane: the magnitude. Bit 3 moves to the sign.
-NIBBLE_INLINE Vec e2m1(Ints codes) {
-  const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-  Vec sign = from_bits(bit_and(shift_left<28>(codes), splat_int(INT32_MIN)));
-  return {_mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes.low), sign.low),
-          _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes.high), sign.high)};
-}
-NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
-  __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  __m128i pairs = _mm_unpacklo_epi8(eight, eight);
-  return {_mm256_cvtepi8_epi32(pairs), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(pairs, pairs))};
-}
-
-NIBBLE_INLINE Vec int4(Ints codes) {
-  Ints sign_extended = shift_right<28>(shift_left<28>(codes));
-  return {_mm256_cvtepi32_ps(sign_extended.low), _mm256_cvtepi32_ps(sign_extended.high)};
-}
 NIBBLE_INLINE Ints load_bytes(const uint8_t* p) {
   return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
-// Lanes 0 and 1 of four, each four times, and lanes 2 and 3.
-NIBBLE_INLINE Vec spread_quads(__m128 four) {
-  const __m256 eight = _mm256_castps128_ps256(four);
-  return {_mm256_permutevar8x32_ps(eight, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)),
-          _mm256_permutevar8x32_ps(eight, _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3))};
+
+NIBBLE_INLINE Vec to_float(Ints a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+NIBBLE_INLINE void store(int32_t* p, Ints a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.low);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.high);
 }
-NIBBLE_INLINE Ints load_byte_quads(const uint8_t* p) {
-  int32_t four = 0;
-  __builtin_memcpy(&four, p, sizeof(four));
-  return bits(spread_quads(_mm_castsi128_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)))));
+NIBBLE_INLINE void store_digits(int8_t* p, Ints a) {
+  // The lowest bytes of four lanes in the lowest of a half register: even lanes, odd lanes.
+  const __m256i order = _mm256_setr_epi8(0, 8, -1, -1, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                         -1, -1, 0, 8, -1, -1, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+  auto eight = [&](__m256i lanes) __attribute__((always_inline)) {
+    const __m256i bytes = _mm256_shuffle_epi8(lanes, order);
+    return _mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+  };
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi64(eight(a.low), eight(a.high)));
 }
-NIBBLE_INLINE Vec load_f16_quads(const uint8_t* p) {
-  return spread_quads(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+NIBBLE_INLINE Vec load_scales_e4m3(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+NIBBLE_INLINE Ints load_codes(const uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+NIBBLE_INLINE Ints low_nibbles(Ints codes) { return bit_and(codes, splat_int(0x0F0F0F0F)); }
+NIBBLE_INLINE Ints e2m1_bytes(Ints nibbles) {
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  return {_mm256_shuffle_epi8(table, nibbles.low), _mm256_shuffle_epi8(table, nibbles.high)};
+}
+NIBBLE_INLINE Ints int4_bytes(Ints nibbles) {
+  const __m256i table =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 17, 18, 19, 4, 5, 6, 7, 8, 9, 10, 11));
+  return {_mm256_shuffle_epi8(table, nibbles.low), _mm256_shuffle_epi8(table, nibbles.high)};
+}
+NIBBLE_INLINE Ints dot(Ints sums, const Ints (&w)[4], const int8_t* digits) {
+  // Pairs of products, and four of those, stay below 2^15.
+  __m256i low = _mm256_setzero_si256(), high = low;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    int32_t four = 0;
+    __builtin_memcpy(&four, digits + 4 * i, sizeof(four));
+    const __m256i x = _mm256_set1_epi32(four);
+    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(w[i].low, x));
+    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(w[i].high, x));
+  }
+  const __m256i one = _mm256_set1_epi16(1);
+  return add(sums, {_mm256_madd_epi16(low, one), _mm256_madd_epi16(high, one)});
 }

@@ -1,5 +1,6 @@
-// Primitives over AVX-512 (F, BW, VL, DQ): one register is a vector of 16 lanes. Included into an anonymous
-// namespace, after <immintrin.h>; what each primitive means is said in vec_generic.h.
+// Primitives over AVX-512 (F, BW, VL, DQ; VNNI where the file is compiled for it): one register is a vector
+// of 16 lanes. Included into an anonymous namespace, after <immintrin.h>; what each primitive means is said
+// in vec_generic.h.
 #pragma once
 
 using Vec = __m512;
@@ -10,6 +11,7 @@ using Ints = __m512i;
 constexpr int kTileColumns = 4;
 constexpr int kTileRows = 6;
 constexpr int kFusedRows = 4;
+constexpr int kFixedRows = 8;  // activation rows of a register tile over weights in tiles
 // 24 accumulators, 3 weights, 1 activation; two registers for decoding.
 constexpr int kElementTileColumns = 3;
 constexpr int kElementTileRows = 8;
@@ -75,35 +77,46 @@ NIBBLE_INLINE Vec load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-NIBBLE_INLINE Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-// vpermps looks at the lowest 4 bits of each lane only, which is the mask that we would need.
-NIBBLE_INLINE Vec e2m1(Ints codes) {
-  const Vec table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
-                                   -2.0f, -3.0f, -4.0f, -6.0f);
-  return _mm512_permutexvar_ps(codes, table);
-}
-NIBBLE_INLINE Ints load_scale_codes(const uint8_t* p) {
-  __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return _mm512_cvtepi8_epi32(_mm_unpacklo_epi8(eight, eight));
-}
-
-NIBBLE_INLINE Vec int4(Ints codes) {
-  const Vec table = _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, -8.0f, -7.0f, -6.0f, -5.0f,
-                                   -4.0f, -3.0f, -2.0f, -1.0f);
-  return _mm512_permutexvar_ps(codes, table);
-}
 NIBBLE_INLINE Ints load_bytes(const uint8_t* p) {
   return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-NIBBLE_INLINE Vec spread_quads(__m128 four) {
-  const Ints lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  return _mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(four));
+
+NIBBLE_INLINE Vec to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
+NIBBLE_INLINE void store(int32_t* p, Ints a) { _mm512_storeu_si512(p, a); }
+NIBBLE_INLINE void store_digits(int8_t* p, Ints a) {
+  const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(a), order));
 }
-NIBBLE_INLINE Ints load_byte_quads(const uint8_t* p) {
+NIBBLE_INLINE Vec load_scales_e4m3(const uint8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7));
+}
+NIBBLE_INLINE Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+NIBBLE_INLINE Ints low_nibbles(Ints codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
+NIBBLE_INLINE Ints e2m1_bytes(Ints nibbles) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles);
+}
+NIBBLE_INLINE Ints int4_bytes(Ints nibbles) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 17, 18, 19, 4, 5, 6, 7, 8, 9, 10, 11);
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles);
+}
+NIBBLE_INLINE Ints splat_four(const int8_t* p) {
   int32_t four = 0;
   __builtin_memcpy(&four, p, sizeof(four));
-  return bits(spread_quads(_mm_castsi128_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)))));
+  return _mm512_set1_epi32(four);
 }
-NIBBLE_INLINE Vec load_f16_quads(const uint8_t* p) {
-  return spread_quads(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+NIBBLE_INLINE Ints dot(Ints sums, const Ints (&w)[4], const int8_t* digits) {
+#if defined(__AVX512VNNI__)
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) sums = _mm512_dpbusd_epi32(sums, w[i], splat_four(digits + 4 * i));
+  return sums;
+#else
+  // Pairs of products, and four of those, stay below 2^15.
+  Ints pairs = _mm512_maddubs_epi16(w[0], splat_four(digits));
+#pragma GCC unroll 3
+  for (int i = 1; i < 4; ++i)
+    pairs = _mm512_add_epi16(pairs, _mm512_maddubs_epi16(w[i], splat_four(digits + 4 * i)));
+  return add(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
 }

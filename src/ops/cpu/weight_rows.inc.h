@@ -76,69 +76,6 @@ struct ElementRow {
   static Vec next(Chunk& chunk) { return chunk; }
 };
 
-// The 4-bit formats with block scales: kScaleBytes of scales for 128 columns, how they become the scales of
-// the lanes (lane i has the columns 8i .. 8i+7), and what a nibble is.
-struct Nvfp4 {
-  static constexpr int64_t kScaleBytes = 8;
-  static Vec scales(const uint8_t* p) { return e4m3(load_scale_codes(p)); }
-  static Vec value(Ints codes) { return e2m1(codes); }
-};
-struct Mxfp4 {
-  static constexpr int64_t kScaleBytes = 4;
-  // e8m0 is float's exponent, but for code 0: 2^-127 is subnormal.
-  static Vec scales(const uint8_t* p) {
-    return at_least(0x1p-127f, from_bits(shift_left<23>(load_byte_quads(p))));
-  }
-  static Vec value(Ints codes) { return e2m1(codes); }
-};
-struct Q4 {
-  static constexpr int64_t kScaleBytes = 8;
-  static Vec scales(const uint8_t* p) { return load_f16_quads(p); }
-  static Vec value(Ints codes) { return int4(codes); }
-};
-
-template <class Format>
-struct NibbleRow {
-  static constexpr int kVecs = 8;
-  static constexpr bool kScaled = true, kFuses = true;
-  static constexpr int64_t kCodeBytes = 64, kScaleBytes = Format::kScaleBytes;  // of a chunk
-  using Buffered = BufferedRow<8, true>;
-  struct Chunk {
-    Ints codes;
-    Vec scales;
-  };
-  const uint8_t* codes;
-  const uint8_t* scales;
-  int64_t codes_ahead, scales_ahead;
-  NibbleRow() = default;
-  NibbleRow(const Weights& w, int64_t n)
-      : codes(static_cast<const uint8_t*>(w.codes) + n * (w.k / 2)),
-        scales(static_cast<const uint8_t*>(w.scales) + n * (w.k * kScaleBytes / 128)),
-        codes_ahead(kTileColumns * (w.k / 2)),
-        scales_ahead(kTileColumns * (w.k * kScaleBytes / 128)) {}
-  Chunk chunk(int64_t c) const {
-    return {load_codes(codes + c * kCodeBytes), Format::scales(scales + c * kScaleBytes)};
-  }
-  Chunk tail(int64_t c, int64_t columns) const {
-    uint8_t padded_codes[kCodeBytes] = {}, padded_scales[kScaleBytes] = {};
-    __builtin_memcpy(padded_codes, codes + c * kCodeBytes, static_cast<uint64_t>(columns / 2));
-    __builtin_memcpy(padded_scales, scales + c * kScaleBytes,
-                     static_cast<uint64_t>(columns * kScaleBytes / 128));
-    return {load_codes(padded_codes), Format::scales(padded_scales)};
-  }
-  // The same place of the row that comes kTileColumns later, which the next tile reads. Rows are too short
-  // for the hardware's prefetchers, which start again for each. Past the matrix it is a hint without effect.
-  void prefetch(int64_t c) const {
-    __builtin_prefetch(codes + codes_ahead + c * kCodeBytes);
-    __builtin_prefetch(scales + scales_ahead + c * kScaleBytes);
-  }
-  static Vec next(Chunk& chunk) {
-    Vec value = Format::value(chunk.codes);
-    chunk.codes = shift_right<4>(chunk.codes);
-    return value;
-  }
-};
-
 // e4m3 codes with one float scale for 128 rows x 128 columns.
 struct Fp8BlockRow {
   static constexpr int kVecs = 8;

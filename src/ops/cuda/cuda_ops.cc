@@ -74,7 +74,7 @@ class CudaOps final : public Ops {
   Memory& memory() override { return memory_; }
   std::string description() const override { return "cuda (" + device_.describe() + ")"; }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
-  bool copies_weights() const override { return true; }
+  bool copies_weights(MatrixFormat /*format*/) const override { return true; }
   Result<double> read_bandwidth() override {
     return cuda::read_bandwidth(memory_, stream(), device_.multiprocessors);
   }

@@ -1,0 +1,295 @@
+// How fast are the cpu backend's 4-bit products, beside what this machine's memory and arithmetic could do?
+//
+//   expert_bench [--threads N] [--isa NAME] [--gib G]
+//
+// Ceilings: reading memory in sequence (calls of 8 MB a thread through 1 GiB), and FMA in registers (AVX-512
+// machines), by 1 to N threads; with N again between the formats, since others may use the machine. Then, for
+// each format and number of rows, one product [R, 4096] x [2048, 4096]^T and one layer of routed experts (8
+// of E chosen by each row, model 4096, expert width 2048; spec moe.md 6, shape S, with as many experts as fit
+// in G GiB). Weights are cold: a product walks through the experts, and a layer's are drawn anew for each
+// call. Of the repetitions of a call: the least and the median of wall time, and the least of the process's
+// CPU time over N, which is what a call without waiting for memory takes where the cores are not ours alone.
+// Bytes are those of codes and scales, each expert that is hit once; operations are two for a weight and a
+// row.
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/backend.h"
+#include "ops/cpu/isa.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kModel = 4096, kWidth = 2048, kChosen = 8;
+
+struct Options {
+  int threads = usable_cpus();
+  std::string isa;
+  double gib = 4;
+};
+
+struct Time {
+  double least_s, median_s;  // wall time
+  double cpu_s;              // mean, of all threads
+};
+double cpu_time_s() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+// Calls work(i) until it took `enough_s`, at least 5 times.
+template <class Work>
+Time time_of(double enough_s, const Work& work) {
+  std::vector<double> times;
+  double total = 0;
+  const double cpu_start = cpu_time_s();
+  for (int64_t i = 0; times.size() < 5 || total < enough_s; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work(i);
+    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    total += times.back();
+  }
+  const double cpu = (cpu_time_s() - cpu_start) / static_cast<double>(times.size());
+  std::sort(times.begin(), times.end());
+  return {times.front(), times[times.size() / 2], cpu};
+}
+
+// Bytes a second, of all threads of the pool.
+double read_rate(ThreadPool& pool, const Buffer& buffer) {
+  using Line = uint64_t __attribute__((vector_size(64)));
+  constexpr int64_t kTaskBytes = INT64_C(1) << 20, kTasks = 8;
+  const int64_t call_bytes = kTaskBytes * kTasks * pool.threads(), calls = buffer.bytes() / call_bytes;
+  std::atomic<uint64_t> sink = 0;
+  const Time time = time_of(1, [&](int64_t i) {
+    const auto* bytes = buffer.as<std::byte>() + i % calls * call_bytes;
+    pool.parallel_for(call_bytes / kTaskBytes, [&](int64_t task) {
+      const auto* lines = reinterpret_cast<const Line*>(bytes + task * kTaskBytes);
+      uint64_t sums[8] = {};
+      for (int64_t line = 0; line < kTaskBytes / 64; ++line) {
+        for (int j = 0; j < 8; ++j) sums[j] += lines[line][j];
+      }
+      for (uint64_t sum : sums) sink += sum;
+    });
+  });
+  NIBBLE_CHECK(sink != 0);  // and so it was computed
+  return static_cast<double>(call_bytes) / time.least_s;
+}
+
+#if defined(__x86_64__)
+// Twelve independent chains of 512-bit FMA.
+__attribute__((target("avx512f"))) float fma_chains(int64_t steps) {
+  using Vec = float __attribute__((vector_size(64)));
+  Vec a{}, b{}, c{}, d{}, e{}, f{}, g{}, h{}, i{}, j{}, k{}, l{};
+  const Vec factor = Vec{} + 0.999f;
+  for (int64_t step = 0; step < steps; ++step) {
+    for (Vec* sum : {&a, &b, &c, &d, &e, &f, &g, &h, &i, &j, &k, &l})
+      __asm__ volatile("vfmadd213ps %1, %1, %0" : "+v"(*sum) : "v"(factor));
+  }
+  const Vec all = a + b + c + d + e + f + g + h + i + j + k + l;
+  return all[0];
+}
+
+double fma_rate(ThreadPool& pool) {
+  constexpr int64_t kSteps = 200'000;
+  if (!__builtin_cpu_supports("avx512f")) return 0;
+  const Time time = time_of(0.5, [&](int64_t) {
+    pool.parallel_for(pool.threads(), [&](int64_t) { NIBBLE_CHECK(fma_chains(kSteps) > 0); });
+  });
+  return 2.0 * 16 * 12 * kSteps * pool.threads() / time.least_s;
+}
+#else
+double fma_rate(ThreadPool& /*pool*/) { return 0; }
+#endif
+
+// Random codes under scales of about one.
+struct HostMatrix {
+  std::vector<uint8_t> codes, scales;
+  Matrix matrix;
+
+  HostMatrix(std::mt19937_64& random, MatrixFormat format, int64_t n, int64_t k) {
+    matrix = {.format = format, .n = n, .k = k, .tensor_scale = 0.01f};
+    codes.resize(static_cast<size_t>(matrix_code_bytes(format, n, k)));
+    scales.resize(static_cast<size_t>(matrix_scale_bytes(format, n, k)));
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random());
+    for (size_t i = 0; i < scales.size(); ++i) {
+      const auto few = static_cast<uint8_t>(random() % 8);
+      scales[i] = format == MatrixFormat::kNvfp4   ? static_cast<uint8_t>(0x34 + few)
+                  : format == MatrixFormat::kMxfp4 ? static_cast<uint8_t>(124 + few)
+                  : i % 2 == 0                     ? few
+                                                   : static_cast<uint8_t>(0x38);
+    }
+    matrix.codes = codes.data();
+    matrix.scales = scales.data();
+  }
+};
+
+// Of all threads.
+struct Ceilings {
+  double read = 0, fma = 0;
+  void measure(ThreadPool& pool, const Buffer& buffer) {
+    read = std::max(read, read_rate(pool, buffer));
+    fma = std::max(fma, fma_rate(pool));
+  }
+};
+
+// One line of the result, once the ceilings are known.
+struct Line {
+  std::string what;
+  int64_t rows;
+  double bytes, operations;
+  Time time;
+};
+
+void print(const Line& line, const Ceilings& ceilings, int threads) {
+  const auto& [what, rows, bytes, operations, time] = line;
+  const double read = bytes / time.least_s;
+  auto print_rate = [&](std::string_view clock, double seconds) {
+    fmt::print("  {} {:>6.1f} GFLOP/s", clock, operations / seconds * 1e-9);
+    if (ceilings.fma > 0) fmt::print(" {:>3.0f}%", 100 * operations / seconds / ceilings.fma);
+  };
+  fmt::print("{:<16} {:>3} rows {:>8.3f} ms (median {:>8.3f}) {:>5.1f} GB/s {:>3.0f}%", what, rows,
+             time.least_s * 1e3, time.median_s * 1e3, read * 1e-9, 100 * read / ceilings.read);
+  print_rate("wall", time.least_s);
+  print_rate("CPU", time.cpu_s / threads);
+  fmt::print("\n");
+}
+
+class Bench {
+ public:
+  Bench(const Options& options, Ops& ops, std::vector<Line>& lines)
+      : options_(options), ops_(ops), lines_(lines) {}
+
+  void run(MatrixFormat format) {
+    const std::string name(matrix_format_name(format));
+    // Random bytes take longer than all else: the experts hold a few matrices again and again, each placed in
+    // memory of its own.
+    std::vector<HostMatrix> up, down;
+    for (int i = 0; i < 4; ++i) {
+      up.emplace_back(random_, format, kWidth, kModel);
+      down.emplace_back(random_, format, kModel, kWidth);
+    }
+    const int64_t expert_bytes = 3 * matrix_bytes(format, kWidth, kModel);
+    const auto experts = static_cast<size_t>(options_.gib * 0x1p30 / static_cast<double>(expert_bytes));
+    std::vector<ExpertWeights> host(experts);
+    for (size_t e = 0; e < experts; ++e)
+      host[e] = {up[e % 4].matrix, up[(e + 1) % 4].matrix, down[e % 4].matrix};
+    const std::unique_ptr<PlacedExperts> placed = ops_.place_experts(host).value();
+    for (int64_t rows : {1, 2, 4, 8, 32, 256}) {
+      const std::vector<float> x = floats(rows * kModel);
+      std::vector<float> out(static_cast<size_t>(rows * kModel));
+      const Time time = time_of(1, [&](int64_t i) {
+        const ExpertWeights& w = placed->experts()[static_cast<size_t>(i * 7) % experts];
+        ops_.linear({x.data(), rows, kModel}, w.gate, {out.data(), rows, kWidth});
+      });
+      const double weights = static_cast<double>(kWidth * kModel);
+      lines_.push_back({"linear " + name, rows, static_cast<double>(matrix_bytes(format, kWidth, kModel)),
+                        2 * weights * static_cast<double>(rows), time});
+    }
+    for (int64_t rows : {1, 8, 32, 256}) layer(name, format, *placed, rows);
+  }
+
+ private:
+  void layer(const std::string& name, MatrixFormat format, const PlacedExperts& experts, int64_t rows) {
+    const int64_t routed = rows * kChosen;
+    const std::vector<float> x = floats(rows * kModel), weights = floats(routed);
+    std::vector<float> out(x.size()), gathered(static_cast<size_t>(routed * kModel)), down(gathered.size()),
+        gate(static_cast<size_t>(routed * kWidth)), up(gate.size());
+    std::vector<int32_t> ids(static_cast<size_t>(routed)), all(static_cast<size_t>(experts.count()));
+    for (size_t e = 0; e < all.size(); ++e) all[e] = static_cast<int32_t>(e);
+    double hit = 0, calls = 0;
+    const Time time = time_of(rows > 32 ? 4 : 2, [&](int64_t) {
+      std::vector<bool> seen(all.size());
+      for (int64_t r = 0; r < rows; ++r) {
+        for (size_t a = 0; a < kChosen; ++a) {
+          std::swap(all[a], all[a + random_() % (all.size() - a)]);
+          ids[static_cast<size_t>(r) * kChosen + a] = all[a];
+          hit += seen[static_cast<size_t>(all[a])] ? 0 : 1;
+          seen[static_cast<size_t>(all[a])] = true;
+        }
+      }
+      calls += 1;
+      ops_.expert_ffn({.x = {x.data(), rows, kModel},
+                       .ids = {ids.data(), rows, kChosen},
+                       .weights = {weights.data(), rows, kChosen},
+                       .experts = experts,
+                       .scratch = {.gathered = {gathered.data(), routed, kModel},
+                                   .gate = {gate.data(), routed, kWidth},
+                                   .up = {up.data(), routed, kWidth},
+                                   .down = {down.data(), routed, kModel}},
+                       .out = {out.data(), rows, kModel}});
+    });
+    const double weights_each = 3.0 * kWidth * kModel;
+    lines_.push_back({fmt::format("layer {} E{}", name, experts.count()), rows,
+                      hit / calls * 3 * static_cast<double>(matrix_bytes(format, kWidth, kModel)),
+                      2 * weights_each * static_cast<double>(routed), time});
+  }
+
+  std::vector<float> floats(int64_t n) {
+    std::normal_distribution<float> normal;
+    std::vector<float> out(static_cast<size_t>(n));
+    for (float& v : out) v = normal(random_);
+    return out;
+  }
+
+  const Options& options_;
+  Ops& ops_;
+  std::vector<Line>& lines_;
+  std::mt19937_64 random_{1};
+};
+
+int run(const Options& options) {
+  const Buffer buffer = Buffer::allocate(host_memory(), INT64_C(1) << 30, "read ceiling").value();
+  std::memset(buffer.as<void>(), 1, static_cast<size_t>(buffer.bytes()));
+  for (int threads = 1; threads < options.threads; ++threads) {
+    ThreadPool pool(threads);
+    Ceilings ceilings;
+    ceilings.measure(pool, buffer);
+    fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n", threads, ceilings.read * 1e-9,
+               ceilings.fma * 1e-9);
+  }
+  // Others may use the machine: what all threads can do is measured again between the formats.
+  Ceilings ceilings;
+  ThreadPool pool(options.threads);
+  ceilings.measure(pool, buffer);
+  std::vector<Line> lines;
+  std::string device;
+  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
+    BackendOptions backend;
+    backend.threads = options.threads;
+    backend.cpu_isa = options.isa;
+    const std::unique_ptr<Ops> ops = make_backend("cpu", backend).value();
+    device = ops->description();
+    Bench(options, *ops, lines).run(format);
+    ceilings.measure(pool, buffer);
+  }
+  fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n{}\n", options.threads,
+             ceilings.read * 1e-9, ceilings.fma * 1e-9, device);
+  for (const Line& line : lines) print(line, ceilings, options.threads);
+  return 0;
+}
+
+}  // namespace
+}  // namespace nibble
+
+int main(int argc, char** argv) {
+  nibble::Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view flag = argv[i];
+    if (flag == "--threads") options.threads = std::max(1, std::atoi(argv[i + 1]));
+    if (flag == "--isa") options.isa = argv[i + 1];
+    if (flag == "--gib") options.gib = std::atof(argv[i + 1]);
+  }
+  return nibble::run(options);
+}

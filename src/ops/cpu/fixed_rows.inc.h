@@ -1,0 +1,57 @@
+// Rows in fixed point: what FixedGroup says, by the same bits on every instruction set.
+
+// At most 128 columns; those that are not there are zeros.
+void fixed_group(const float* x, int64_t columns, FixedGroup& out) {
+  alignas(64) float values[kPackedColumns] = {};
+  __builtin_memcpy(values, x, static_cast<uint64_t>(columns) * sizeof(float));
+  Vec largest = zero(), nothing = zero();  // the second is NaN where a column is not finite
+  for (int64_t i = 0; i < kPackedColumns; i += kLanes) {
+    const Vec v = load(values + i);
+    largest = max(largest, from_bits(bit_and(bits(v), splat_int(0x7FFFFFFF))));
+    nothing = add(nothing, mul(v, zero()));
+  }
+  const float not_finite = sum(nothing);
+  if (not_finite != 0.0f) {
+    __builtin_memset(&out, 0, sizeof(out));
+    out.scale = not_finite;
+    return;
+  }
+  alignas(64) float lanes[kLanes];
+  store(lanes, largest);
+  for (float lane : lanes) lanes[0] = lane > lanes[0] ? lane : lanes[0];
+  int32_t largest_bits = 0;
+  __builtin_memcpy(&largest_bits, lanes, sizeof(largest_bits));
+  // largest < 2^(exponent - 126), and scale = 2^(exponent - 148) makes a q below 2^22 of it. Of numbers below
+  // 2^-105 the scale would be no normal float: they keep fewer bits.
+  const int32_t exponent = (largest_bits >> 23) < 22 ? 22 : largest_bits >> 23;
+  const int32_t scale_bits = (exponent - 21) << 23, inverse_bits = (275 - exponent) << 23;
+  __builtin_memcpy(&out.scale, &scale_bits, sizeof(out.scale));
+  const Vec inverse = from_bits(splat_int(inverse_bits));
+  const Vec round = splat(0x1.8p23f);  // adding it rounds to an integer, which sits in the lowest bits
+  for (int64_t set = 0; set < FixedGroup::kSets; ++set) {
+    const Vec v = load(values + set * kLanes);
+    Ints q = sub(bits(add(mul(v, inverse), round)), bits(round));
+    int32_t all[kLanes], total = 0;
+    store(all, q);
+    for (int32_t one : all) total += one;
+    out.starts[set] = -12 * total;
+    // A digit of -128..127 is the lowest byte; half of 256 more rounds the rest to the nearest.
+    for (int digit = FixedGroup::kDigits - 1; digit >= 0; --digit) {
+      store_digits(out.digits[set][digit], q);
+      q = shift_right<8>(add(q, splat_int(128)));
+    }
+  }
+}
+
+void pack(Packing packing, const float* x, int64_t k, float* packed) {
+  if (packing == Packing::kFixed) {
+    FixedGroup* groups = reinterpret_cast<FixedGroup*>(packed);
+    for (int64_t at = 0; at < k; at += kPackedColumns) {
+      fixed_group(x + at, smaller(kPackedColumns, k - at), groups[at / kPackedColumns]);
+    }
+    return;
+  }
+  const int64_t padded = (k + kPackedColumns - 1) / kPackedColumns * kPackedColumns;
+  __builtin_memcpy(packed, x, static_cast<uint64_t>(k) * sizeof(float));
+  for (int64_t i = k; i < padded; ++i) packed[i] = 0.0f;
+}

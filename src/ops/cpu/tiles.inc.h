@@ -1,0 +1,141 @@
+// Products of weights in tiles (weight_tiles.h) with rows in fixed point (FixedGroup).
+//
+// Order of the sum, the same for every number of rows and every instruction set: the integer sum over the
+// block of columns that share a weight scale, exact; rounded to float once; times the scale. These are added
+// over the blocks of 128 columns, and what that gives, times the row's scale there, to the output; at last
+// come the format's factor and the tensor scale. Each product and sum is rounded, so that machines without
+// FMA give the same bits.
+//
+// Lane i of every vector is weight row i of a tile. A byte of codes holds two columns: the low nibbles of 64
+// bytes are 4 columns of 16 rows, the high ones 4 others. A table makes of them numbers of 0 to 24, 12 too
+// large, which FixedGroup::starts takes back. One dot product of bytes adds 4 columns of one digit of x; each
+// digit has its own sum, three short chains instead of a long one.
+//
+// Bytes: the weights once for each kFixedRows rows, the rows once for each tile. A task's weights and the
+// rows of a register tile fit in L2 together.
+
+struct Nvfp4Tile {
+  static constexpr int64_t kColumns = 16, kScaleBytes = 1;
+  static constexpr float kFactor = 0x1p7f;  // 2^8 for what load_scales_e4m3 gives, half for twice e2m1
+  static Vec scales(const uint8_t* p) { return load_scales_e4m3(p); }
+  static Ints values(Ints nibbles) { return e2m1_bytes(nibbles); }
+};
+struct Mxfp4Tile {
+  static constexpr int64_t kColumns = 32, kScaleBytes = 1;
+  static constexpr float kFactor = 0x1p21f;  // 2^22 for the scales, half for twice e2m1
+  // e8m0 is float's exponent, but for code 0: 2^-127 is subnormal. 2^-22 of it, which the smallest still has
+  // exactly, so that integers times large ones stay finite.
+  static Vec scales(const uint8_t* p) {
+    const Vec scales = from_bits(bit_and(shift_left<23>(load_bytes(p)), splat_int(0x7F800000)));
+    return mul(at_least(0x1p-127f, scales), splat(0x1p-22f));
+  }
+  static Ints values(Ints nibbles) { return e2m1_bytes(nibbles); }
+};
+struct Q4Tile {
+  static constexpr int64_t kColumns = 32, kScaleBytes = 2;
+  static constexpr float kFactor = 1.0f;
+  static Vec scales(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
+  static Ints values(Ints nibbles) { return int4_bytes(nibbles); }
+};
+
+// The integer sums of the block that begins with `set` of x.
+template <int kSets>
+NIBBLE_INLINE Ints block_sums(const Ints (&w)[kSets][4], const FixedGroup& x, int64_t set) {
+  Ints start = splat_int(x.starts[set]);
+  if constexpr (kSets == 2) start = add(start, splat_int(x.starts[set + 1]));
+  Ints sums[FixedGroup::kDigits] = {splat_int(0), splat_int(0), start};
+#pragma GCC unroll 2
+  for (int s = 0; s < kSets; ++s) {
+#pragma GCC unroll 3
+    for (int digit = 0; digit < FixedGroup::kDigits; ++digit)
+      sums[digit] = dot(sums[digit], w[s], x.digits[set + s][digit]);
+  }
+  return add(shift_left<8>(add(shift_left<8>(sums[0]), sums[1])), sums[2]);
+}
+
+// Adds the products of the 128 columns at `group`, or of as many blocks as there are, with M rows.
+template <class Format, int M>
+NIBBLE_INLINE void add_group(const uint8_t* group, int64_t blocks, const FixedGroup* const (&x)[M],
+                             Vec (&sums)[M]) {
+  constexpr int kSets = Format::kColumns / 16;
+  Vec partial[M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) partial[m] = zero();
+  const uint8_t* codes = group + blocks * (kTileWeightRows * Format::kScaleBytes);
+  for (int64_t b = 0; b < blocks; ++b) {
+    Ints w[kSets][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < kSets * 2; ++i) {
+      const Ints pairs = load_codes(codes + i * 64);
+      w[i / 2][i % 2 * 2] = Format::values(low_nibbles(pairs));
+      w[i / 2][i % 2 * 2 + 1] = Format::values(low_nibbles(shift_right<4>(pairs)));
+    }
+    codes += kSets * 128;
+    const Vec scales = Format::scales(group + b * (kTileWeightRows * Format::kScaleBytes));
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+      partial[m] = add(partial[m], mul(to_float(block_sums<kSets>(w, *x[m], b * kSets)), scales));
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) sums[m] = add(sums[m], mul(partial[m], splat(x[m]->scale)));
+}
+
+// The 16 outputs of a tile for M rows.
+template <class Format, int M>
+NIBBLE_INLINE void tile_product(const uint8_t* tile, const Weights& w, const FixedGroup* const (&rows)[M],
+                                Vec (&out)[M]) {
+  constexpr int64_t kBlocks = kPackedColumns / Format::kColumns;
+  constexpr int64_t kGroupBytes = kBlocks * kTileWeightRows * (Format::kColumns / 2 + Format::kScaleBytes);
+  const FixedGroup* x[M];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    x[m] = rows[m];
+    out[m] = zero();
+  }
+  for (int64_t columns = w.k; columns > 0; columns -= kPackedColumns) {
+    // The number of blocks of a whole group is a constant to the compiler.
+    if (columns >= kPackedColumns) {
+      add_group<Format, M>(tile, kBlocks, x, out);
+    } else {
+      add_group<Format, M>(tile, columns / Format::kColumns, x, out);
+    }
+    tile += kGroupBytes;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) ++x[m];
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) out[m] = mul(mul(out[m], splat(Format::kFactor)), splat(w.tensor_scale));
+}
+
+// The block's columns for `rows` <= M of its rows from r on.
+template <class Format, int M>
+void tile_rows(const Block& block, int64_t r, int64_t rows) {
+  if constexpr (M > 1) {
+    if (rows < M) return tile_rows<Format, M - 1>(block, r, rows);
+  }
+  const FixedGroup* x[M];
+  for (int m = 0; m < M; ++m)
+    x[m] = reinterpret_cast<const FixedGroup*>(packed_row(block.x, block.first_row + r + m));
+  const int64_t tile_bytes =
+      block.w.k / Format::kColumns * kTileWeightRows * (Format::kColumns / 2 + Format::kScaleBytes);
+  const uint8_t* tiles = static_cast<const uint8_t*>(block.w.codes);
+  for (int64_t n = 0; n < block.columns; n += kTileWeightRows) {
+    Vec sums[M];
+    tile_product<Format, M>(tiles + (block.first + n) / kTileWeightRows * tile_bytes, block.w, x, sums);
+    float* out = block.out + r * block.out_stride + n;
+    const int64_t columns = block.columns - n;
+    for (int m = 0; m < M; ++m, out += block.out_stride) {
+      columns >= kLanes ? store(out, sums[m]) : store_tail(out, columns, sums[m]);
+    }
+  }
+}
+
+template <class Format>
+void tile_block(const Block& block) {
+  // Row tiles of nearly equal height, as in the buffered path.
+  const int64_t row_tiles = (block.rows + kFixedRows - 1) / kFixedRows;
+  for (int64_t tile = 0; tile < row_tiles; ++tile) {
+    const int64_t r = block.rows * tile / row_tiles, next = block.rows * (tile + 1) / row_tiles;
+    tile_rows<Format, kFixedRows>(block, r, next - r);
+  }
+}
