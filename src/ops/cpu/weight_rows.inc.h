@@ -58,7 +58,7 @@ template <class Format>
 struct ElementRow {
   using Code = typename Format::Code;
   static constexpr int kVecs = 1;
-  static constexpr bool kScaled = false, kFuses = true;
+  static constexpr bool kScaled = false, kFuses = false;
   using Buffered = BufferedRow<1, false>;
   using Chunk = Vec;
   const Code* codes;
