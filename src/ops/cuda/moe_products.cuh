@@ -138,8 +138,10 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
       for (int c = 0; c < kHeld; ++c) {
         barrier_wait(ring.full + c, ring.parity);
         const Codes codes = load_codes<kBlock>(stages + (c * kWarps + warp) * chunk_bytes(kBlock));
-        warp_arrive(ring.empty + c);
         if (row + c < mine) multiply<kBlock, kTiles>(codes, b[c], sums);
+        // Behind the products, which cannot be issued before the codes are in registers: right behind the
+        // loads a copy can overtake them (docs/lab/2026-11-30-products-on-the-gpu.md).
+        warp_arrive(ring.empty + c);
       }
       ring.parity ^= 1;
     }
