@@ -2,12 +2,10 @@
 //
 // A tile is its groups of 128 columns one after the other (the last may have fewer blocks). A group is the
 // scales of its blocks, then their codes; a block is the columns that share a scale.
-//   scales  of a block: 16, row after row; e4m3 without signs (a negative scale's sign is on its codes),
-//   e8m0,
-//           float16
-//   codes   of 16 columns: the first four bytes (8 columns) of row 0, of row 1, ... of row 15, then the
-//   second
-//           four bytes of each
+//   scales  of a block: 16, row after row; e4m3 without signs (a negative scale's sign is on its codes), e8m0
+//           or float16
+//   codes   of 16 columns: the first four bytes (8 columns) of row 0, of row 1, ... of row 15, then the next
+//           four of each
 // As many bytes as before, where the number of rows is a multiple of 16; rows that are not there are zeros.
 #pragma once
 
