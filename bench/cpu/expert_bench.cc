@@ -251,6 +251,7 @@ class Bench {
 
 int run(const Options& options) {
   const Buffer buffer = Buffer::allocate(host_memory(), INT64_C(1) << 30, "read ceiling").value();
+  use_huge_pages(buffer);
   std::memset(buffer.as<void>(), 1, static_cast<size_t>(buffer.bytes()));
   for (int threads = 1; threads < options.threads; ++threads) {
     ThreadPool pool(threads);

@@ -80,6 +80,7 @@ class Checkpoint : public WeightSource {
   Result<std::vector<float>> stacked_bias(const std::string& name, int64_t experts, int64_t n,
                                           RowSplit split) override;
 
+  void release(const FormatsCopied& copied) override;
   void ignore(const std::string& name) override;
   // By name: unknown tensors are an error in the model loader.
   std::vector<std::string> unused() const override;
@@ -120,8 +121,8 @@ class Checkpoint : public WeightSource {
                                       RowSplit split);
   Result<std::vector<Matrix>> transposed(const TensorView& view, int64_t experts, int64_t n, int64_t k,
                                          RowSplit split);
-  // Memory that lives as long as this.
-  Result<std::byte*> own(int64_t bytes, const std::string& name);
+  // Memory for parts of matrices of `format`, which lives until release().
+  Result<std::byte*> own(int64_t bytes, const std::string& name, MatrixFormat format);
 
   // "FILE: tensor 'NAME': ..."
   Status tensor_error(const std::string& name, const std::string& what) const;
@@ -132,7 +133,11 @@ class Checkpoint : public WeightSource {
   std::string directory_;
   std::vector<std::unique_ptr<File>> files_;
   std::map<std::string, Entry> tensors_;
-  std::vector<std::unique_ptr<std::byte[]>> owned_;
+  struct Owned {
+    MatrixFormat format;
+    std::unique_ptr<std::byte[]> memory;
+  };
+  std::vector<Owned> owned_;
 };
 
 }  // namespace nibble

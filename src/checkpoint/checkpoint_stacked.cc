@@ -32,19 +32,24 @@ void transpose(const T* in, int64_t n, int64_t k, RowStep rows, T* out) {
 
 }  // namespace
 
-Result<std::byte*> Checkpoint::own(int64_t bytes, const std::string& name) {
+Result<std::byte*> Checkpoint::own(int64_t bytes, const std::string& name, MatrixFormat format) {
   std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[static_cast<size_t>(bytes)]);
   if (memory == nullptr)
     return tensor_error(name, fmt::format("no memory for a copy of {}", format_bytes(bytes)));
-  owned_.push_back(std::move(memory));
-  return owned_.back().get();
+  owned_.push_back({format, std::move(memory)});
+  return owned_.back().memory.get();
+}
+
+void Checkpoint::release(const FormatsCopied& copied) {
+  std::erase_if(owned_, [&](const Owned& own) { return copied(own.format); });
 }
 
 Result<const std::byte*> Checkpoint::split_rows(const TensorView& view, int64_t rows, int64_t row_bytes,
                                                 RowSplit split) {
   if (split == RowSplit::kAll) return view.bytes.data();
   const RowStep from = rows_of(split);
-  NIBBLE_ASSIGN_OR_RETURN(std::byte* const copy, own(rows * row_bytes, view.info->name));
+  NIBBLE_ASSIGN_OR_RETURN(std::byte* const copy,
+                          own(rows * row_bytes, view.info->name, MatrixFormat::kMxfp4));
   for (int64_t r = 0; r < rows; ++r) {
     std::memcpy(copy + r * row_bytes, view.bytes.data() + (r * from.step + from.first) * row_bytes,
                 static_cast<size_t>(row_bytes));
@@ -96,7 +101,8 @@ Result<std::vector<Matrix>> Checkpoint::transposed(const TensorView& view, int64
   const bool is_wide = dtype == DType::kF32;
   const int64_t bytes = n * k * dtype_bytes(dtype);
   const RowStep rows = rows_of(split);
-  NIBBLE_ASSIGN_OR_RETURN(std::byte* const copy, own(experts * bytes, view.info->name));
+  NIBBLE_ASSIGN_OR_RETURN(std::byte* const copy,
+                          own(experts * bytes, view.info->name, *plain_matrix_format(dtype)));
   std::vector<Matrix> matrices(static_cast<size_t>(experts));
   for (int64_t e = 0; e < experts; ++e) {
     const std::byte* in = view.bytes.data() + e * bytes * rows.step;

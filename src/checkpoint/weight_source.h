@@ -53,6 +53,8 @@ class WeightSource {
   virtual Result<std::vector<float>> stacked_bias(const std::string& name, int64_t experts, int64_t n,
                                                   RowSplit split) = 0;
 
+  // Everything is placed: gives back memory of its own that holds matrices of the formats that were copied.
+  virtual void release(const FormatsCopied& /*copied*/) {}
   // Marks a tensor as known but not needed (kv scales, rotary caches).
   virtual void ignore(const std::string& name) = 0;
   // What nobody asked for, as the file calls it.

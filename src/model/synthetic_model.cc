@@ -126,6 +126,8 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
       json["num_attention_heads_per_layer"].push_back(full ? json["num_attention_heads"].get<int64_t>()
                                                            : shapes->sliding_heads);
     }
+    // A single layer has no window, and nothing that is said of windows may be left over.
+    if (layers == 1) json["rope_parameters"].erase("sliding_attention");
   }
   return spec_of(Config::of(std::move(json), model, {}));
 }

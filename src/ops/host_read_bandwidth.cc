@@ -32,6 +32,7 @@ Result<double> host_read_bandwidth(ThreadPool& pool) {
   constexpr int kPasses = 6;
   NIBBLE_ASSIGN_OR_RETURN(const Buffer buffer,
                           Buffer::allocate(host_memory(), kBytes, "measuring the read bandwidth"));
+  use_huge_pages(buffer);  // as weights have them
   auto* bytes = buffer.as<std::byte>();
   pool.parallel_for(kBytes / kTaskBytes, [&](int64_t task) {
     std::memset(bytes + task * kTaskBytes, 1, static_cast<size_t>(kTaskBytes));

@@ -58,4 +58,9 @@ class Buffer {
 // machine has free, instead of letting the kernel kill something later.
 Memory& host_memory();
 
+// Asks for huge pages under a buffer of host_memory() that is read whole, as weights are: a core reads a
+// fifth faster where it looks up fewer pages. A hint. Not for what is used in part: it would take whole huge
+// pages.
+void use_huge_pages(const Buffer& host_buffer);
+
 }  // namespace nibble

@@ -266,6 +266,7 @@ class CpuOps final : public Ops {
     }
     if (total == 0) return {};
     NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory(), total, "weights"));
+    use_huge_pages(buffer);
     uint8_t* bytes = buffer.as<uint8_t>();
     pool_.parallel_for(std::ssize(tasks), [&](int64_t i) {
       const TilesTask& task = tasks[static_cast<size_t>(i)];
