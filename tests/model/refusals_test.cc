@@ -398,6 +398,20 @@ INSTANTIATE_TEST_SUITE_P(Families, Refusals, testing::ValuesIn(families()),
                          [](const auto& info) { return info.param; });
 
 // A family that is added needs a config here, and a switch that is added needs a row.
+// Width of a head that nobody wrote, but that follows from the others.
+TEST(Refusal, HeadsThatComeOutTooWide) {
+  for (int heads : {4, 4096}) {
+    Json config = good_config("llama");
+    config.erase("head_dim");
+    config["hidden_size"] = 5218;
+    config["num_attention_heads"] = config["num_key_value_heads"] = heads;
+    const Result<ModelSpec> spec = parse_spec(config.dump(), "config.json");
+    ASSERT_FALSE(spec.ok()) << heads;
+    EXPECT_NE(spec.status().message().find("a head has 2 to 1024 elements"), std::string::npos)
+        << spec.status().message();
+  }
+}
+
 TEST(RefusalTable, IsComplete) {
   Json config = good_config("llama");
   config["model_type"] = "none";

@@ -29,8 +29,10 @@ GqaSpec read_gqa(Config& config, const ModelSpec& spec) {
   gqa.heads = config.integer("num_attention_heads", 1, limits::kHeads);
   gqa.kv_heads = config.integer("num_key_value_heads", 1, limits::kHeads, gqa.heads);
   gqa.head_dim = config.integer("head_dim", 2, limits::kHeadDim, spec.width / gqa.heads);
-  if (gqa.head_dim < 2) {
-    config.fail(fmt::format("{} heads are too many for a width of {}", gqa.heads, spec.width));
+  if (gqa.head_dim < 2 || gqa.head_dim > limits::kHeadDim) {  // what follows from the others
+    config.fail(
+        fmt::format("{} heads are too many for a width of {}, or too few: a head has 2 to {} elements",
+                    gqa.heads, spec.width, limits::kHeadDim));
     gqa.head_dim = 2;
   }
   if (config.boolean("rope_interleaved", false)) gqa.rope_style = RopeStyle::kInterleaved;
