@@ -17,6 +17,21 @@ namespace nibble::cuda {
 // 16 of each are part 0.
 enum class Kind { kBF16, kNvfp4, kMxfp4 };
 
+// visit<Kind>() for the kind of a format that has_tiles(), and `otherwise` for the others.
+template <class Result, class Visit>
+Result with_kind(MatrixFormat format, Result otherwise, Visit visit) {
+  switch (format) {
+    case MatrixFormat::kBF16:
+      return visit.template operator()<Kind::kBF16>();
+    case MatrixFormat::kNvfp4:
+      return visit.template operator()<Kind::kNvfp4>();
+    case MatrixFormat::kMxfp4:
+      return visit.template operator()<Kind::kMxfp4>();
+    default:
+      return otherwise;
+  }
+}
+
 template <Kind kKind>
 struct Tiles {
   static constexpr int kBlock = kKind == Kind::kNvfp4 ? 16 : 32;
@@ -24,7 +39,8 @@ struct Tiles {
   static constexpr int kColumns = 64 * kParts;
   static constexpr int kBytes = kKind == Kind::kBF16 ? 4096 : chunk_bytes(kBlock);
 };
-inline constexpr int kTaskRows = 2 * kTileRows;  // of a chunk
+inline constexpr int kTaskRows = 2 * kTileRows;    // of a chunk
+inline constexpr int kMaxSharedBytes = 227 << 10;  // that a block can have, on Hopper
 inline constexpr int kBF16StepBytes = 256, kBF16HalfBytes = 4 * kBF16StepBytes;
 
 // The order of every sum: K is cut in 16 ranges. In a range, each step of 16 columns adds the products of the

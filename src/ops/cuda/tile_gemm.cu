@@ -22,7 +22,6 @@ constexpr int kTaskPairs = 2 * kWarpgroups;  // of tiles
 constexpr int kGemmRows = kTaskPairs * kTaskRows;
 
 constexpr int kMaxStages = 12;
-constexpr int kSharedBytes = 227 * 1024;
 
 // A unit is 64 columns of kTokens rows of x: [2 parts][4 steps][2][tokens][16 bytes], columns as in
 // linear_tiles.
@@ -39,7 +38,7 @@ struct Layout {
   static constexpr int kBufferBytes = kSplit == 1 ? 0 : kRoundValues * kWarps * 32 * 4;
   static constexpr int kExchangeBytes = 2 * kBufferBytes;
   static constexpr int kBarrierBytes = ((2 * kMaxStages + 2 * kWarps) * 8 + 127) / 128 * 128;
-  static constexpr int kRingBytes = kSharedBytes - kExchangeBytes - kBarrierBytes;
+  static constexpr int kRingBytes = kMaxSharedBytes - kExchangeBytes - kBarrierBytes;
 };
 
 // Shared memory: barriers, exchange, the ring's weights [stages], rows of x. Where all of x that a
@@ -117,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int begin = range_begin(rank * kOwnRanges, all), end = range_begin((rank + 1) * kOwnRanges, all);
 
   if (warp >= kWarps) {
-    registers_down<40>();
+    fewer_registers<40>();
     // A thread a pair of tiles, for one takes as long to start its copies as the memory to do them; the first
     // copies the rows of x, too.
     const int pair = warp - kWarps;
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncwarp();
   } else {
-    registers_up<232>();
+    more_registers<232>();
     dependency_wait();
     const int warpgroup = warp / 4, pair = warp / 2, g = lane / 4, q = lane % 4;
     const uint64_t weights0 = operand(weights_ring + warpgroup * 2 * T::kBytes, 128, kBF16HalfBytes);
@@ -330,11 +329,12 @@ cudaError_t clusters_at_once(int& clusters) {
   cudaLaunchConfig_t config = {};
   config.gridDim = kSplit;
   config.blockDim = kThreads;
-  config.dynamicSmemBytes = kSharedBytes;
+  config.dynamicSmemBytes = kMaxSharedBytes;
   config.attrs = &attribute;
   config.numAttrs = 1;
   const auto kernel = tile_gemm_kernel<kKind, kTokens, kSplit>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
   if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
   return error == cudaSuccess && clusters == 0 ? cudaErrorLaunchOutOfResources : error;
 }
@@ -358,7 +358,7 @@ cudaError_t launch_split(const TileLinear& args, cudaStream_t stream) {
                static_cast<int>(args.rows), static_cast<int>(args.k), units,
                static_cast<uint4*>(args.workspace));
   launch_early_clusters(tile_gemm_kernel<kKind, kTokens, kSplit>, std::min(tasks, clusters) * kSplit,
-                        kThreads, kSplit, kSharedBytes, stream, args, tasks, row_blocks, units, ring);
+                        kThreads, kSplit, kMaxSharedBytes, stream, args, tasks, row_blocks, units, ring);
   return cudaGetLastError();
 }
 
@@ -394,16 +394,8 @@ int64_t tile_gemm_workspace_bytes(int64_t rows, int64_t k) {
 }
 
 cudaError_t tile_gemm(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
-  switch (format) {
-    case MatrixFormat::kBF16:
-      return launch<Kind::kBF16>(args, stream);
-    case MatrixFormat::kNvfp4:
-      return launch<Kind::kNvfp4>(args, stream);
-    case MatrixFormat::kMxfp4:
-      return launch<Kind::kMxfp4>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_kind(format, cudaErrorInvalidValue,
+                   [&]<Kind kKind>() -> cudaError_t { return launch<kKind>(args, stream); });
 }
 
 }  // namespace nibble::cuda

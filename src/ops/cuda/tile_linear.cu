@@ -56,7 +56,6 @@ __device__ inline void load_rows(const float* row, int column, int k, bool vecto
 // The rings, their barriers and the sums; rows that are prepared come behind them.
 template <Kind kKind, int kTiles>
 constexpr int kSharedBytes = kWarps* kStages* Tiles<kKind>::kBytes + 256 + kWarps* kTiles * 8 * 32 * 4;
-constexpr int kMaxSharedBytes = 227 << 10;  // of a multiprocessor
 int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * ((k + 127) / 128 * 128) * 4; }
 
 // Rows of x on their way, by all of a multiprocessor's threads: [rows, K'], zero beyond k.
@@ -274,9 +273,8 @@ cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
 
 bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k) {
   if (rows > kFewRows || (prepare == Prepare::kNorm && norm_threads(k) != kWideNormThreads)) return false;
-  const int shared = format == MatrixFormat::kBF16    ? kSharedBytes<Kind::kBF16, 1>
-                     : format == MatrixFormat::kNvfp4 ? kSharedBytes<Kind::kNvfp4, 1>
-                                                      : kSharedBytes<Kind::kMxfp4, 1>;
+  const int shared =
+      with_kind(format, kMaxSharedBytes, []<Kind kKind>() -> int { return kSharedBytes<kKind, 1>; });
   return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;
 }
 
@@ -285,16 +283,8 @@ int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k) {
 }
 
 cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
-  switch (format) {
-    case MatrixFormat::kBF16:
-      return launch<Kind::kBF16>(args, stream);
-    case MatrixFormat::kNvfp4:
-      return launch<Kind::kNvfp4>(args, stream);
-    case MatrixFormat::kMxfp4:
-      return launch<Kind::kMxfp4>(args, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_kind(format, cudaErrorInvalidValue,
+                   [&]<Kind kKind>() -> cudaError_t { return launch<kKind>(args, stream); });
 }
 
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {

@@ -35,16 +35,6 @@ __device__ inline void wgmma_settled(float (&c)[kCount]) {
   for (float& value : c) asm volatile("" : "+f"(value)::"memory");
 }
 
-// The registers of each thread of this warpgroup, of which one may have more if another has less.
-template <int kCount>
-__device__ inline void registers_up() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int kCount>
-__device__ inline void registers_down() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-
 // The address of what stands at `p` here in block `rank` of the cluster.
 __device__ inline uint32_t cluster_address(const void* p, uint32_t rank) {
   uint32_t address;
