@@ -109,15 +109,21 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
   return cudaGetLastError();
 }
 
+// Buffers of sums: where there is room, and where there is not.
+constexpr int kBuffers = 8, kFewBuffers = 3;
+
 template <int kBlock>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  constexpr int kBuffers = 8, kFewBuffers = 3;
   if (device.shared_bytes >= SharedLayout<kBlock, kBuffers>::kBytes)
     return launch_layer<kBlock, kBuffers>(args, device, stream);
   return launch_layer<kBlock, kFewBuffers>(args, device, stream);
 }
 
 }  // namespace
+
+int64_t moe_decode_shared_bytes(int block) {
+  return block == 16 ? SharedLayout<16, kFewBuffers>::kBytes : SharedLayout<32, kFewBuffers>::kBytes;
+}
 
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   if (args.tokens == 0) return cudaSuccess;

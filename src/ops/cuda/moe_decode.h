@@ -15,8 +15,8 @@
 #include <cstdint>
 
 #include "ops/activation.h"
-#include "ops/op_args.h"
 #include "ops/cuda/moe_tiles.h"
+#include "ops/op_args.h"
 
 namespace nibble::cuda {
 
@@ -67,6 +67,8 @@ struct MoeDecodeArgs {
   uint32_t* arrived = nullptr;  // with route: a counter, zero, and zero again afterwards
 };
 
+// Shared memory that a block needs at least.
+int64_t moe_decode_shared_bytes(int block);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
 
 // Writes the tiles of gate and up, or of down, of one expert.
