@@ -78,7 +78,8 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->group("Machine");
   command
       .add_option("--cpu-isa", o.cpu_isa,
-                  "Instruction set of the cpu backend (avx512_vnni, avx512, avx2, generic; default: the best here)")
+                  "Instruction set of the cpu backend (avx512_vnni, avx512, avx2, neon_dot, generic; default: "
+                  "the best here)")
       ->group("Machine");
   command
       .add_option("--tensor-cores", o.tensor_cores,

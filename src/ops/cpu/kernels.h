@@ -6,7 +6,7 @@
 // generic path calls.
 //
 // Vectors have 16 float lanes on every instruction set (one, two or four registers), so lane orders, and with
-// FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
+// FMA the bits too, are the same on all of them. AVX2, AVX-512 and NEON agree bit for bit.
 #pragma once
 
 #include <stdint.h>
@@ -191,5 +191,6 @@ const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_vnni();
+const Kernels* kernels_neon_dot();
 
 }  // namespace nibble::cpu
