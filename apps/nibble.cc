@@ -210,9 +210,7 @@ void add_bench(CLI::App& app, BenchOptions& o) {
       ->check(tokens)
       ->capture_default_str();
   bench.add_option("-b,--batch", o.batches, "Sequences that decode at once: 1,8,32")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->default_str("1");
+      ->capture_default_str();
   bench.add_option("-r,--repetitions", o.repetitions, "Of each test, behind a warm-up; the median counts")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}))
       ->capture_default_str();
