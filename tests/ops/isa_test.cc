@@ -119,6 +119,33 @@ TEST(Isa, WeightsInTilesGiveTheSameBitsOnEveryMachine) {
   }
 }
 
+// Squares beyond float32's range.
+TEST(Rows, NormsOfLargeRowsAreNotZero) {
+  Random random(54);
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    for (int64_t n : {1, 17, 400}) {
+      for (int exponent : {63, 64, 90, 120}) {
+        std::vector<float> x = random.floats(n), weight = random.floats(n), out(static_cast<size_t>(n));
+        double sum = 0;
+        for (float& value : x) {
+          value = std::ldexp(value, exponent);
+          sum += static_cast<double>(value) * value;
+        }
+        kernels->rms_norm(x.data(), weight.data(), 1e-6f, n, out.data());
+        const double scale = 1 / std::sqrt(sum / static_cast<double>(n));
+        for (size_t i = 0; i < x.size(); ++i) {
+          const double wanted = x[i] * scale * weight[i];
+          ASSERT_NEAR(out[i], wanted, (static_cast<double>(n) / 16 + 10) * kEpsilon * std::fabs(wanted))
+              << kernels->isa << ", 2^" << exponent << ", " << n << " columns";
+        }
+      }
+    }
+    float endless[2] = {INFINITY, 1}, ones[2] = {1, 1}, out[2];
+    kernels->rms_norm(endless, ones, 1e-6f, 2, out);
+    EXPECT_TRUE(std::isnan(out[0])) << kernels->isa;
+  }
+}
+
 double ulp(double value) {
   int exponent = 0;
   std::frexp(value, &exponent);

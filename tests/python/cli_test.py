@@ -173,6 +173,8 @@ def test_bench():
     (["-m", DEMO, "-b", ""], ["--batch"]),
     (["-m", DEMO, "-b", "1025"], ["--batch", "1 to 1024", "1025"]),
     (["-m", DEMO, "-r", "0"], ["--repetitions"]),
+    (["-m", "synthetic:laguna-xs.2:layers=2:experts=8", "-p", "0", "-n", "100000", "-b", "1024"],
+     ["KV cache and activations", "wanted", "available"]),
     (["-m", DEMO, "-p", "100000000"], ["pp100000000", "positions"]),
     (["-m", DEMO, "--bach", "1"], ["--bach", "--batch"]),
     (["-m", "synthetic:laguna-m.1"], ["synthetic:laguna-m.1", "synthetic:laguna-s-2.1"]),
