@@ -148,6 +148,88 @@ TEST_P(Fused, PrepareAttend) {
   }
 }
 
+TEST_P(Fused, PrepareAndAttend) {
+  constexpr int64_t kPositions = 600, kPage = 16, kRowCount = 3;  // so that some rows take several pieces
+  const int32_t positions[kRowCount] = {599, 0, 270};
+  struct Case {
+    Heads heads;
+    OutputGate gate = OutputGate::kNone;
+    bool normed = false;
+    int64_t window = 0;
+  };
+  using enum OutputGate;
+  for (const Case& c :
+       {Case{{4, 2, 64}, kNone, true, 0}, Case{{9, 1, 128}, kSoftplusHead, true, 512},
+        Case{{2, 2, 20, 12}, kSigmoidElement, false, 0}, Case{{5, 1, 6}, kSoftplusElement, false, 100}}) {
+    const Heads& heads = c.heads;
+    Random random(11);
+    const int64_t rotary = heads.dim / 4 * 2 + 2, width = heads.query * heads.value_width();
+    Step step = random_step(random, heads, kRowCount, kRowCount, kPositions);
+    for (size_t t = 0; t < kRowCount; ++t) {
+      step.positions[t] = positions[t];
+      step.slots[t] = static_cast<int32_t>((t + 1) % kRowCount);
+    }
+    const RowsBuffer k = RowsBuffer::random(random, kRowCount, heads.kv * heads.dim, 1),
+                     v = RowsBuffer::random(random, kRowCount, heads.kv * heads.value_width(), 2),
+                     gate = RowsBuffer::random(random, kRowCount,
+                                               c.gate == kSoftplusHead ? heads.query : width, 2);
+    const std::vector<float> q_norm = random.floats(heads.dim), k_norm = random.floats(heads.dim),
+                             frequencies = random.floats(rotary / 2);
+    RowsBuffer table(kRowCount, rotary);
+    ops_->rope_table(step.positions.data(), frequencies, 1.0f, table.view());
+
+    auto run = [&](bool together, int64_t at_once, Cache& cache, RowsBuffer& out) {
+      RowsBuffer q = step.q, room = k;
+      for (int64_t t = 0; t < kRowCount; t += at_once) {
+        RowsOfStep rows = step.rows(t, at_once);
+        rows.one_a_sequence = true;
+        const PrepareAttendArgs prepare = {.q = q.view().slice(t, at_once),
+                                           .k = room.view().slice(t, at_once),
+                                           .v = v.read().slice(t, at_once),
+                                           .q_norm = c.normed ? q_norm.data() : nullptr,
+                                           .k_norm = c.normed ? k_norm.data() : nullptr,
+                                           .eps = kEps,
+                                           .rope_table = table.read().slice(t, at_once),
+                                           .rows = rows,
+                                           .kv = cache.view()};
+        const AttendArgs attend = {.q = q.read().slice(t, at_once),
+                                   .kv = cache.view(),
+                                   .rows = rows,
+                                   .window = c.window,
+                                   .scale = attend_scale(heads.dim),
+                                   .out = out.view().slice(t, at_once),
+                                   .gate_kind = c.gate,
+                                   .gate = gate.read().slice(t, at_once)};
+        if (together) {
+          ops_->prepare_and_attend(prepare, attend);
+        } else {
+          ops_->prepare_attend(prepare);
+          ops_->attend(attend);
+        }
+      }
+    };
+    Cache wanted_cache(*ops_, heads, kRowCount, kPositions, kPage, pages_for(kPositions, kPage), 4);
+    RowsBuffer wanted(kRowCount, width);
+    run(false, kRowCount, wanted_cache, wanted);
+    for (int64_t at_once : {kRowCount, int64_t{1}}) {
+      Cache cache(*ops_, heads, kRowCount, kPositions, kPage, pages_for(kPositions, kPage), 4);
+      RowsBuffer out(kRowCount, width, 1);
+      run(true, at_once, cache, out);
+      EXPECT_TRUE(same_bits(out.read(), wanted.read())) << "head dim " << heads.dim;
+      EXPECT_TRUE(out.gaps_untouched());
+      for (int64_t slot = 0; slot < kRowCount; ++slot) {
+        for (int64_t p = 0; p < kPositions; ++p) {
+          for (int64_t g = 0; g < heads.kv; ++g) {
+            ASSERT_TRUE(same_bits(cache.key(slot, p, g), wanted_cache.key(slot, p, g), heads.dim));
+            ASSERT_TRUE(
+                same_bits(cache.value(slot, p, g), wanted_cache.value(slot, p, g), heads.value_width()));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Fused, AttendAndGate) {
   Random random(5);
   constexpr int64_t kPositions = 600;
