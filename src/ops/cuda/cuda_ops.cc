@@ -401,7 +401,7 @@ class CudaOps final : public Ops {
                                   .workspace = scratch<char>(cuda::moe_decode_workspace_bytes(shape, tokens),
                                                              "expert_ffn: rows"),
                                   .route = route,
-                                  .arrived = counters(1)},
+                                  .counters = counters(cuda::moe_decode_counters(shape, tokens))},
                                  stream()),
                 "expert_ffn");
   }
