@@ -158,7 +158,26 @@ Step make_step(const MoeShape& s, int tokens, std::mt19937& random,
   return step;
 }
 
-MoeDecodeArgs args_of(const Layer& layer, const Step& step, void* workspace, int first = 0, int count = -1) {
+// What a launch needs beside its step.
+struct Room {
+  void* workspace;
+  int64_t workspace_bytes;
+  uint32_t* counters;
+
+  Room(const MoeShape& s, int tokens) : workspace_bytes(moe_decode_workspace_bytes(s, tokens)) {
+    workspace = device<char>(workspace_bytes);
+    counters = device(std::vector<uint32_t>(static_cast<size_t>(moe_decode_counters(s, tokens))));
+    CHECK(cudaMemset(workspace, 0xFF, workspace_bytes));
+  }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  ~Room() {
+    CHECK(cudaFree(workspace));
+    CHECK(cudaFree(counters));
+  }
+};
+
+MoeDecodeArgs args_of(const Layer& layer, const Step& step, const Room& room, int first = 0, int count = -1) {
   const MoeShape& s = layer.shape;
   MoeDecodeArgs a;
   a.shape = s;
@@ -168,7 +187,8 @@ MoeDecodeArgs args_of(const Layer& layer, const Step& step, void* workspace, int
   a.ids = step.d_ids + first * s.chosen, a.ids_stride = s.chosen;
   a.weights = step.d_weights + first * s.chosen, a.weights_stride = s.chosen;
   a.out = step.d_out + static_cast<int64_t>(first) * s.model, a.out_stride = s.model;
-  a.workspace = workspace;
+  a.workspace = room.workspace;
+  a.counters = room.counters;
   return a;
 }
 
@@ -190,9 +210,8 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   Layer layer(s, seed);
   std::vector<int32_t> ids(static_cast<size_t>(tokens) * s.chosen, 1);
   Step step = make_step(s, tokens, random, one_expert ? &ids : nullptr);
-  void* workspace = device<char>(moe_decode_workspace_bytes(s, tokens));
-  CHECK(cudaMemset(workspace, 0xFF, moe_decode_workspace_bytes(s, tokens)));
-  CHECK(moe_decode(args_of(layer, step, workspace), 0));
+  const Room room(s, tokens);
+  CHECK(moe_decode(args_of(layer, step, room), 0));
   const std::vector<float> found = result(layer, step);
   double *h = device<double>(s.width), *sum = device<double>(s.model);
   double error = 0, norm = 0;
@@ -223,7 +242,7 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   bool same = true;
   for (int t = 0; t < tokens; t += 1 + tokens / 40) {
     CHECK(cudaMemset(step.d_out, 0xFF, found.size() * 4));
-    CHECK(moe_decode(args_of(layer, step, workspace, t, 1), 0));
+    CHECK(moe_decode(args_of(layer, step, room, t, 1), 0));
     same = same && std::memcmp(result(layer, step).data() + static_cast<size_t>(t) * s.model,
                                found.data() + static_cast<size_t>(t) * s.model, s.model * 4) == 0;
   }
@@ -231,7 +250,7 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   same = true;
   for (int run = 0; run < 5; ++run) {
     CHECK(cudaMemset(step.d_out, 0xFF, found.size() * 4));
-    CHECK(moe_decode(args_of(layer, step, workspace), 0));
+    CHECK(moe_decode(args_of(layer, step, room), 0));
     same = same && std::memcmp(result(layer, step).data(), found.data(), found.size() * 4) == 0;
   }
   report(same, name + ": five runs give the same bits");
@@ -269,9 +288,38 @@ __global__ void __launch_bounds__(512)
 }
 __global__ void nothing() {}
 
+// With the router's logits given: rows that differ, so that L2 holds no experts.
+void routed_times() {
+  Layer layer({256, 10, 3072, 1024, 16}, 78);
+  const MoeShape& s = layer.shape;
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  for (int tokens : {1, 2, 4, 8, 16}) {
+    const int count = std::max(8, 32 / tokens);
+    const Room room(s, tokens);
+    std::vector<float> logits(static_cast<size_t>(count) * tokens * s.experts);
+    for (float& v : logits) v = normal(random);
+    const float* d_logits = device(logits);
+    Step step = make_step(s, tokens, random);
+    const Timing t = time_us(count, true, [&](int i) {
+      RouteArgs route;
+      route.logits = {d_logits + int64_t{i} * tokens * s.experts, tokens, s.experts};
+      route.ids = {step.d_ids, tokens, s.chosen};
+      route.weights = {step.d_weights, tokens, s.chosen};
+      MoeDecodeArgs a = args_of(layer, step, room);
+      a.route = &route;
+      CHECK(moe_decode(a, stream));
+    });
+    std::printf("routing and experts, E %d A %d D %d I %d, M = %d: %.1f us (%.1f to %.1f)\n", s.experts,
+                s.chosen, s.model, s.width, tokens, t.median, t.low, t.high);
+    CHECK(cudaFree(const_cast<float*>(d_logits)));
+  }
+}
+
 int main(int argc, char** argv) {
   const bool checks = argc < 2 || std::strstr(argv[1], "c") != nullptr;
   const bool times = argc < 2 || std::strstr(argv[1], "t") != nullptr;
+  const bool routed = argc < 2 || std::strstr(argv[1], "r") != nullptr;
   const bool profile = argc > 1 && std::strstr(argv[1], "p") != nullptr;  // one launch of each, for ncu
   cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) return std::printf("skipped: no GPU\n"), 0;
@@ -287,6 +335,7 @@ int main(int argc, char** argv) {
     check({12, 4, 4096, 2048, 16}, 20, 6, "large");
     check({3, 2, 4480, 1088, 16}, 13, 7, "wider than what registers hold");
   }
+  if (routed) routed_times();
   if (times) {
     Layer layer({288, 8, 4096, 2048, 16}, 77);
     const MoeShape& s = layer.shape;
@@ -320,7 +369,7 @@ int main(int argc, char** argv) {
                 "low", "high", "GB/s", "share", "eager us");
     auto row = [&](const std::string& name, const std::vector<std::vector<int32_t>>& id_sets, int tokens) {
       std::vector<Step> steps;
-      void* workspace = device<char>(moe_decode_workspace_bytes(s, tokens));
+      const Room room(s, tokens);
       double distinct = 0;
       for (const auto& ids : id_sets) {
         steps.push_back(make_step(s, tokens, random, &ids));
@@ -329,7 +378,7 @@ int main(int argc, char** argv) {
         distinct += static_cast<double>(std::unique(sorted.begin(), sorted.end()) - sorted.begin());
       }
       distinct /= static_cast<double>(id_sets.size());
-      auto work = [&](int i) { CHECK(moe_decode(args_of(layer, steps[i], workspace), stream)); };
+      auto work = [&](int i) { CHECK(moe_decode(args_of(layer, steps[i], room), stream)); };
       const int count = static_cast<int>(steps.size());
       const Timing g = time_us(count, true, work), e = time_us(count, false, work);
       const double rate = distinct * expert_bytes / g.median / 1e3;
@@ -339,7 +388,6 @@ int main(int argc, char** argv) {
         CHECK(cudaFree(step.d_x));
         CHECK(cudaFree(step.d_out));
       }
-      CHECK(cudaFree(workspace));
     };
     for (int tokens : {1, 2, 4, 8, 16, 32, 64}) {
       // Experts of all steps of a round: each once as far as possible, so that L2 holds none of them.
@@ -378,14 +426,14 @@ int main(int argc, char** argv) {
   if (profile) {
     Layer layer({288, 8, 4096, 2048, 16}, 77);
     std::mt19937 random(5);
-    void* workspace = device<char>(moe_decode_workspace_bytes(layer.shape, 36 * 8));
+    const Room room(layer.shape, 36 * 8);
     for (int rows : {0, 1, 8}) {
       std::vector<int32_t> ids;
       const int tokens = std::max(1, 36 * rows);
       for (int t = 0; t < tokens; ++t)
         for (int a = 0; a < 8; ++a) ids.push_back((t % 36) * 8 + a);
       Step step = make_step(layer.shape, tokens, random, &ids);
-      CHECK(moe_decode(args_of(layer, step, workspace), stream));
+      CHECK(moe_decode(args_of(layer, step, room), stream));
       CHECK(cudaDeviceSynchronize());
     }
   }

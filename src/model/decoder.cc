@@ -130,7 +130,12 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   ops_.memory().upload(act.slots.data, slots_.data(), index_bytes);
   ops_.memory().upload(act.logit_rows.data, logit_rows_.data(),
                        logit_rows * static_cast<int64_t>(sizeof(int32_t)));
-  step.rows = {.count = rows, .positions_T = act.positions.data, .slots_T = act.slots.data};
+  // A step has at most one part of a sequence.
+  const bool one_a_sequence = rows == std::ssize(steps);
+  step.rows = {.count = rows,
+               .positions_T = act.positions.data,
+               .slots_T = act.slots.data,
+               .one_a_sequence = one_a_sequence};
 
   // What a step computes depends on its contents, which operations with what shapes on its sizes alone: small
   // steps come again and again.
@@ -140,7 +145,9 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
     head(step);
   };
   if (trace == nullptr && rows <= kRepeatedRows) {
-    ops_.repeat(id_ << 32 | static_cast<uint64_t>(rows) << 16 | static_cast<uint64_t>(logit_rows), run);
+    ops_.repeat(id_ << 32 | uint64_t{one_a_sequence} << 31 | static_cast<uint64_t>(rows) << 16 |
+                    static_cast<uint64_t>(logit_rows),
+                run);
   } else {
     run();
   }

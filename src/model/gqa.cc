@@ -35,25 +35,25 @@ void gqa(Step& step, const LayerCache& cache, const GqaSpec& spec, const GqaWeig
   }
   const bool norm_heads = spec.qk_norm == QkNorm::kHead;
   const KvView kv = step.kv.view(cache.kv[0]);
-  ops.prepare_attend({.q = query,
-                      .k = key,
-                      .v = value,
-                      .q_norm = norm_heads ? weights.query_norm : nullptr,
-                      .k_norm = norm_heads ? weights.key_norm : nullptr,
-                      .eps = step.spec.norm_eps,
-                      .rope_table = act.ropes[spec.rope],
-                      .rope_style = spec.rope_style,
-                      .rows = step.rows,
-                      .kv = kv});
-  ops.attend({.q = query,
-              .kv = kv,
-              .rows = step.rows,
-              .window = spec.window,
-              .scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim)),
-              .out = attended,
-              .sinks_H = weights.sinks,
-              .gate_kind = spec.output_gate,
-              .gate = gate});
+  ops.prepare_and_attend({.q = query,
+                          .k = key,
+                          .v = value,
+                          .q_norm = norm_heads ? weights.query_norm : nullptr,
+                          .k_norm = norm_heads ? weights.key_norm : nullptr,
+                          .eps = step.spec.norm_eps,
+                          .rope_table = act.ropes[spec.rope],
+                          .rope_style = spec.rope_style,
+                          .rows = step.rows,
+                          .kv = kv},
+                         {.q = query,
+                          .kv = kv,
+                          .rows = step.rows,
+                          .window = spec.window,
+                          .scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim)),
+                          .out = attended,
+                          .sinks_H = weights.sinks,
+                          .gate_kind = spec.output_gate,
+                          .gate = gate});
   output(step, attended, weights.output, weights.output_bias);
 }
 

@@ -26,6 +26,7 @@ struct RowsOfStep {
   int64_t count = 0;
   const int32_t* positions_T = nullptr;  // position in its sequence
   const int32_t* slots_T = nullptr;      // its sequence's row in the page tables
+  bool one_a_sequence = false;           // no two rows are of the same sequence, as where all decode
 };
 
 }  // namespace nibble

@@ -49,6 +49,26 @@ void check_kv(const KvView& kv) {
                kv.value_dim >= 0);
 }
 
+void check_attend(const AttendArgs& args) {
+  check_kv(args.kv);
+  NIBBLE_CHECK(args.q.rows == args.out.rows && args.q.rows == args.rows.count && args.window >= 0);
+  NIBBLE_CHECK(args.q.cols % (args.kv.head_dim * args.kv.kv_heads) == 0);
+  NIBBLE_CHECK(args.out.cols == args.q.cols / args.kv.head_dim * args.kv.value_width());
+  if (args.gate_kind != OutputGate::kNone)
+    check_gate(args.gate_kind, args.gate, args.kv.value_width(), args.out);
+}
+
+void check_prepare_attend(const PrepareAttendArgs& args) {
+  const KvView& kv = args.kv;
+  check_kv(kv);
+  const int64_t rows = args.rows.count, rotary_dim = args.rope_table.cols;
+  NIBBLE_CHECK(args.q.rows == rows && args.k.rows == rows && args.v.rows == rows &&
+               args.rope_table.rows == rows);
+  NIBBLE_CHECK(args.q.cols % (kv.head_dim * kv.kv_heads) == 0 && args.k.cols == kv.kv_heads * kv.head_dim &&
+               args.v.cols == kv.kv_heads * kv.value_width());
+  NIBBLE_CHECK(rotary_dim % 2 == 0 && rotary_dim <= kv.head_dim);
+}
+
 }  // namespace
 
 void Ops::embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) {
@@ -91,25 +111,25 @@ void Ops::write_kv(Rows<const float> k, Rows<const float> v, const RowsOfStep& r
 }
 
 void Ops::attend(const AttendArgs& args) {
-  check_kv(args.kv);
-  NIBBLE_CHECK(args.q.rows == args.out.rows && args.q.rows == args.rows.count && args.window >= 0);
-  NIBBLE_CHECK(args.q.cols % (args.kv.head_dim * args.kv.kv_heads) == 0);
-  NIBBLE_CHECK(args.out.cols == args.q.cols / args.kv.head_dim * args.kv.value_width());
-  if (args.gate_kind != OutputGate::kNone)
-    check_gate(args.gate_kind, args.gate, args.kv.value_width(), args.out);
+  check_attend(args);
   do_attend(args);
 }
 
 void Ops::prepare_attend(const PrepareAttendArgs& args) {
-  const KvView& kv = args.kv;
-  check_kv(kv);
-  const int64_t rows = args.rows.count, rotary_dim = args.rope_table.cols;
-  NIBBLE_CHECK(args.q.rows == rows && args.k.rows == rows && args.v.rows == rows &&
-               args.rope_table.rows == rows);
-  NIBBLE_CHECK(args.q.cols % (kv.head_dim * kv.kv_heads) == 0 && args.k.cols == kv.kv_heads * kv.head_dim &&
-               args.v.cols == kv.kv_heads * kv.value_width());
-  NIBBLE_CHECK(rotary_dim % 2 == 0 && rotary_dim <= kv.head_dim);
+  check_prepare_attend(args);
   do_prepare_attend(args);
+}
+
+void Ops::prepare_and_attend(const PrepareAttendArgs& prepare, const AttendArgs& args) {
+  check_prepare_attend(prepare);
+  check_attend(args);
+  NIBBLE_CHECK(args.q.data == prepare.q.data && args.q.cols == prepare.q.cols);
+  do_prepare_and_attend(prepare, args);
+}
+
+void Ops::do_prepare_and_attend(const PrepareAttendArgs& prepare, const AttendArgs& args) {
+  do_prepare_attend(prepare);
+  do_attend(args);
 }
 
 void Ops::do_prepare_attend(const PrepareAttendArgs& args) {

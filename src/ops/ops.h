@@ -157,6 +157,8 @@ class Ops {
   void prepare_attend(const PrepareAttendArgs& args);
   // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i (and the sink).
   void attend(const AttendArgs& args);
+  // Both, one after the other.
+  void prepare_and_attend(const PrepareAttendArgs& prepare, const AttendArgs& args);
   // attend over chosen positions alone; args.window is not used. REQUIRES no sinks and no gate.
   void attend_selected(const AttendArgs& args, const Selection& selection);
   void index_select(const IndexSelectArgs& args);
@@ -240,6 +242,8 @@ class Ops {
                              const Product& product);
   // Default: rms_norm, rope, write_kv.
   virtual void do_prepare_attend(const PrepareAttendArgs& args);
+  // Default: prepare_attend, attend.
+  virtual void do_prepare_and_attend(const PrepareAttendArgs& prepare, const AttendArgs& args);
   // Default: one linear a head.
   virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H,
                                Rows<float> out, int64_t out_head);

@@ -148,6 +148,88 @@ TEST_P(Fused, PrepareAttend) {
   }
 }
 
+TEST_P(Fused, PrepareAndAttend) {
+  constexpr int64_t kPositions = 600, kPage = 16, kRowCount = 3;  // so that some rows take several pieces
+  const int32_t positions[kRowCount] = {599, 0, 270};
+  struct Case {
+    Heads heads;
+    OutputGate gate = OutputGate::kNone;
+    bool normed = false;
+    int64_t window = 0;
+  };
+  using enum OutputGate;
+  for (const Case& c :
+       {Case{{4, 2, 64}, kNone, true, 0}, Case{{9, 1, 128}, kSoftplusHead, true, 512},
+        Case{{2, 2, 20, 12}, kSigmoidElement, false, 0}, Case{{5, 1, 6}, kSoftplusElement, false, 100}}) {
+    const Heads& heads = c.heads;
+    Random random(11);
+    const int64_t rotary = heads.dim / 4 * 2 + 2, width = heads.query * heads.value_width();
+    Step step = random_step(random, heads, kRowCount, kRowCount, kPositions);
+    for (size_t t = 0; t < kRowCount; ++t) {
+      step.positions[t] = positions[t];
+      step.slots[t] = static_cast<int32_t>((t + 1) % kRowCount);
+    }
+    const RowsBuffer k = RowsBuffer::random(random, kRowCount, heads.kv * heads.dim, 1),
+                     v = RowsBuffer::random(random, kRowCount, heads.kv * heads.value_width(), 2),
+                     gate = RowsBuffer::random(random, kRowCount,
+                                               c.gate == kSoftplusHead ? heads.query : width, 2);
+    const std::vector<float> q_norm = random.floats(heads.dim), k_norm = random.floats(heads.dim),
+                             frequencies = random.floats(rotary / 2);
+    RowsBuffer table(kRowCount, rotary);
+    ops_->rope_table(step.positions.data(), frequencies, 1.0f, table.view());
+
+    auto run = [&](bool together, int64_t at_once, Cache& cache, RowsBuffer& out) {
+      RowsBuffer q = step.q, room = k;
+      for (int64_t t = 0; t < kRowCount; t += at_once) {
+        RowsOfStep rows = step.rows(t, at_once);
+        rows.one_a_sequence = true;
+        const PrepareAttendArgs prepare = {.q = q.view().slice(t, at_once),
+                                           .k = room.view().slice(t, at_once),
+                                           .v = v.read().slice(t, at_once),
+                                           .q_norm = c.normed ? q_norm.data() : nullptr,
+                                           .k_norm = c.normed ? k_norm.data() : nullptr,
+                                           .eps = kEps,
+                                           .rope_table = table.read().slice(t, at_once),
+                                           .rows = rows,
+                                           .kv = cache.view()};
+        const AttendArgs attend = {.q = q.read().slice(t, at_once),
+                                   .kv = cache.view(),
+                                   .rows = rows,
+                                   .window = c.window,
+                                   .scale = attend_scale(heads.dim),
+                                   .out = out.view().slice(t, at_once),
+                                   .gate_kind = c.gate,
+                                   .gate = gate.read().slice(t, at_once)};
+        if (together) {
+          ops_->prepare_and_attend(prepare, attend);
+        } else {
+          ops_->prepare_attend(prepare);
+          ops_->attend(attend);
+        }
+      }
+    };
+    Cache wanted_cache(*ops_, heads, kRowCount, kPositions, kPage, pages_for(kPositions, kPage), 4);
+    RowsBuffer wanted(kRowCount, width);
+    run(false, kRowCount, wanted_cache, wanted);
+    for (int64_t at_once : {kRowCount, int64_t{1}}) {
+      Cache cache(*ops_, heads, kRowCount, kPositions, kPage, pages_for(kPositions, kPage), 4);
+      RowsBuffer out(kRowCount, width, 1);
+      run(true, at_once, cache, out);
+      EXPECT_TRUE(same_bits(out.read(), wanted.read())) << "head dim " << heads.dim;
+      EXPECT_TRUE(out.gaps_untouched());
+      for (int64_t slot = 0; slot < kRowCount; ++slot) {
+        for (int64_t p = 0; p < kPositions; ++p) {
+          for (int64_t g = 0; g < heads.kv; ++g) {
+            ASSERT_TRUE(same_bits(cache.key(slot, p, g), wanted_cache.key(slot, p, g), heads.dim));
+            ASSERT_TRUE(
+                same_bits(cache.value(slot, p, g), wanted_cache.value(slot, p, g), heads.value_width()));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Fused, AttendAndGate) {
   Random random(5);
   constexpr int64_t kPositions = 600;
@@ -174,20 +256,27 @@ TEST_P(Fused, AttendAndGate) {
   }
 }
 
+struct Experts {
+  std::vector<TestMatrix> matrices;
+  std::vector<ExpertWeights> weights;
+
+  Experts(Random& random, int64_t count, int64_t model, int64_t width) {
+    matrices.reserve(static_cast<size_t>(3 * count));
+    for (int64_t e = 0; e < count; ++e) {
+      matrices.emplace_back(random, MatrixFormat::kNvfp4, width, model);
+      matrices.emplace_back(random, MatrixFormat::kNvfp4, width, model);
+      matrices.emplace_back(random, MatrixFormat::kNvfp4, model, width);
+      const size_t at = static_cast<size_t>(3 * e);
+      weights.push_back({matrices[at].matrix, matrices[at + 1].matrix, matrices[at + 2].matrix});
+    }
+  }
+};
+
 TEST_P(Fused, RoutingExpertsAndSum) {
   Random random(7);
   constexpr int64_t kExperts = 5, kChosen = 2, kWidth = 96, kExpertWidth = 64, kTokens = 6;
-  std::vector<TestMatrix> matrices;
-  std::vector<ExpertWeights> experts;
-  matrices.reserve(3 * kExperts);
-  for (int64_t e = 0; e < kExperts; ++e) {
-    matrices.emplace_back(random, MatrixFormat::kNvfp4, kExpertWidth, kWidth);
-    matrices.emplace_back(random, MatrixFormat::kNvfp4, kExpertWidth, kWidth);
-    matrices.emplace_back(random, MatrixFormat::kNvfp4, kWidth, kExpertWidth);
-    const size_t at = static_cast<size_t>(3 * e);
-    experts.push_back({matrices[at].matrix, matrices[at + 1].matrix, matrices[at + 2].matrix});
-  }
-  const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts);
+  const Experts experts(random, kExperts, kWidth, kExpertWidth);
+  const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts.weights);
   const float bias[kExperts] = {0.1f, -0.3f, 0.0f, 0.2f, 0.05f};
   const RowsBuffer x = RowsBuffer::random(random, kTokens, kWidth, 1),
                    logits = RowsBuffer::random(random, kTokens, kExperts, 1),
@@ -229,6 +318,96 @@ TEST_P(Fused, RoutingExpertsAndSum) {
       ops_->routed_ffn(together, ffn(together, room.view(), sum.view().slice(0, tokens)));
       EXPECT_TRUE(same_bits(sum.read(), wanted_sum.read()));
       EXPECT_TRUE(sum.gaps_untouched());
+    }
+  }
+}
+
+// Few rows may be routed and grouped in another way than many (on cuda up to 8 with an aligned x, up to 128
+// choices): ids, weights and outputs are those of `route` and of many rows, whatever the router.
+TEST_P(Fused, FewRowsAreRoutedAsMany) {
+  constexpr int64_t kWidth = 96, kExpertWidth = 64, kTokens = 12;
+  struct Case {
+    int64_t experts, chosen;
+  };
+  Random random(8);
+  for (const Case c : {Case{5, 2}, Case{40, 6}, Case{70, 16}}) {
+    const Experts experts(random, c.experts, kWidth, kExpertWidth);
+    const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts.weights);
+    const RowsBuffer x = RowsBuffer::random(random, kTokens, kWidth), x_apart = x.with_gap(1);
+    const std::vector<float> bias = random.floats(c.experts);
+    RowsBuffer logits = RowsBuffer::random(random, kTokens, c.experts, 1);
+    for (int64_t e = 0; e < c.experts; ++e) {
+      logits.view().row(1)[e] = 0.5f;                       // all equal
+      logits.view().row(2)[e] = static_cast<float>(e % 3);  // many equal
+      logits.view().row(3)[e] = e % 2 == 0 ? 0.0f : -0.0f;  // equal, too
+      if (e % 4 != 1) logits.view().row(4)[e] = kNaN;       // chosen last
+      logits.view().row(5)[e] = kNaN;
+      if (e % 5 == 2) logits.view().row(6)[e] = e % 2 == 0 ? INFINITY : -INFINITY;
+      logits.view().row(7)[e] = logits.view().row(0)[e];       // the same experts
+      if (e == c.experts / 2) logits.view().row(8)[e] = 1000;  // one above all
+    }
+    const RouterSpec specs[] = {
+        {.score = RouterScore::kSigmoid},
+        {.score = RouterScore::kSigmoid, .renormalize_epsilon = 0.25f, .scale = 2.5f},
+        {.score = RouterScore::kSqrtSoftplus, .logit_softcap = 3, .renormalize = false},
+        {.score = RouterScore::kSoftmaxAll, .renormalize = false},
+        {.score = RouterScore::kSoftmaxAll, .logit_softcap = 2},
+        {.score = RouterScore::kSoftmaxChosen, .scale = 3},
+        {.score = RouterScore::kSigmoid, .n_group = 5, .topk_group = 2},
+    };
+    for (const RouterSpec& spec : specs) {
+      if (spec.topk_group < spec.n_group && c.chosen > c.experts / spec.n_group * spec.topk_group) continue;
+      for (const float* bias_E : {static_cast<const float*>(nullptr), bias.data()}) {
+        struct Result {
+          std::vector<int32_t> ids;
+          RowsBuffer weights, out;
+        };
+        enum class How { kApart, kTogether, kExpertsAlone };
+        auto run = [&](How how, const RowsBuffer& rows, int64_t first, int64_t tokens, const Result* chosen) {
+          const int64_t routed = tokens * c.chosen;
+          RowsBuffer gathered(routed, kWidth), gate(routed, kExpertWidth), up(routed, kExpertWidth),
+              down(routed, kWidth);
+          Result r{std::vector<int32_t>(static_cast<size_t>(routed), -1), RowsBuffer(tokens, c.chosen, 1),
+                   RowsBuffer(tokens, kWidth, 1)};
+          if (chosen != nullptr) {
+            std::copy_n(chosen->ids.begin() + first * c.chosen, routed, r.ids.begin());
+            for (int64_t t = 0; t < tokens; ++t)
+              std::copy_n(chosen->weights.read().row(first + t), c.chosen, r.weights.view().row(t));
+          }
+          const RouteArgs route{.logits = logits.read().slice(first, tokens),
+                                .bias_E = bias_E,
+                                .spec = spec,
+                                .ids = {r.ids.data(), tokens, c.chosen},
+                                .weights = r.weights.view()};
+          const ExpertFfnArgs ffn{.x = rows.read().slice(first, tokens),
+                                  .ids = route.ids,
+                                  .weights = route.weights,
+                                  .experts = *placed,
+                                  .activation = {},
+                                  .scratch = {gathered.view(), gate.view(), up.view(), down.view()},
+                                  .out = r.out.view()};
+          if (how == How::kTogether) ops_->routed_ffn(route, ffn);
+          if (how == How::kApart) ops_->route(route);
+          if (how != How::kTogether) ops_->expert_ffn(ffn);
+          return r;
+        };
+        const Result wanted = run(How::kApart, x_apart, 0, kTokens, nullptr);
+        for (int64_t tokens : {1, 2, 3, 5, 8, 9}) {
+          for (int64_t first : {int64_t{0}, kTokens - tokens}) {
+            for (How how : {How::kTogether, How::kExpertsAlone}) {
+              const Result found = run(how, x, first, tokens, how == How::kTogether ? nullptr : &wanted);
+              EXPECT_TRUE(
+                  std::equal(found.ids.begin(), found.ids.end(), wanted.ids.begin() + first * c.chosen))
+                  << "score " << static_cast<int>(spec.score) << ", rows " << first << " and " << tokens;
+              EXPECT_TRUE(same_bits(found.weights.read(), wanted.weights.read().slice(first, tokens)))
+                  << "score " << static_cast<int>(spec.score) << ", rows " << first << " and " << tokens;
+              EXPECT_TRUE(same_bits(found.out.read(), wanted.out.read().slice(first, tokens)))
+                  << "score " << static_cast<int>(spec.score) << ", rows " << first << " and " << tokens;
+              EXPECT_TRUE(found.weights.gaps_untouched() && found.out.gaps_untouched());
+            }
+          }
+        }
+      }
     }
   }
 }

@@ -67,15 +67,14 @@ class OnHostData {
   }
   void prepare_attend(PrepareAttendArgs args) {
     Call call(*this);
-    args.q = call.out(args.q);
-    args.k = call.out(args.k);
-    args.v = call.in(args.v);
-    if (args.q_norm != nullptr) args.q_norm = call.in(args.q_norm, args.kv.head_dim);
-    if (args.k_norm != nullptr) args.k_norm = call.in(args.k_norm, args.kv.head_dim);
-    args.rope_table = call.in(args.rope_table);
-    args.kv = call.kv(args.kv, args.rows);
-    args.rows = call.in(args.rows);
+    bring_prepare(call, args);
     ops_->prepare_attend(args);
+  }
+  void prepare_and_attend(PrepareAttendArgs prepare, AttendArgs args) {
+    Call call(*this);
+    bring_prepare(call, prepare);
+    bring_attend(call, args);
+    ops_->prepare_and_attend(prepare, args);
   }
   void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
                     int64_t out_head) {
@@ -233,7 +232,8 @@ class OnHostData {
     }
     Selection out(const Selection& s) { return {out(s.positions), out(s.counts, s.positions.rows)}; }
     RowsOfStep in(const RowsOfStep& rows) {
-      return {rows.count, in(rows.positions_T, rows.count), in(rows.slots_T, rows.count)};
+      return {rows.count, in(rows.positions_T, rows.count), in(rows.slots_T, rows.count),
+              rows.one_a_sequence};
     }
     // The pages that the tables of the step's sequences name.
     KvView kv(KvView kv, const RowsOfStep& host_rows) {
@@ -286,6 +286,16 @@ class OnHostData {
   static int64_t slots(const RowsOfStep& host_rows) {
     return host_rows.count > 0 ? *std::max_element(host_rows.slots_T, host_rows.slots_T + host_rows.count) + 1
                                : 0;
+  }
+  static void bring_prepare(Call& call, PrepareAttendArgs& args) {
+    args.q = call.out(args.q);
+    args.k = call.out(args.k);
+    args.v = call.in(args.v);
+    if (args.q_norm != nullptr) args.q_norm = call.in(args.q_norm, args.kv.head_dim);
+    if (args.k_norm != nullptr) args.k_norm = call.in(args.k_norm, args.kv.head_dim);
+    args.rope_table = call.in(args.rope_table);
+    args.kv = call.kv(args.kv, args.rows);
+    args.rows = call.in(args.rows);
   }
   void bring_attend(Call& call, AttendArgs& args) {
     const int64_t heads = args.q.cols / args.kv.head_dim;

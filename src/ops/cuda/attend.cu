@@ -9,10 +9,10 @@
 #include <algorithm>
 
 #include "base/numbers.h"
-#include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/prepare_attend.cuh"
 #include "ops/limits.h"
 
 namespace nibble::cuda {
@@ -65,23 +65,38 @@ __device__ float4 load4(const float* row, int64_t c, int64_t cols) {
   return four;
 }
 
+// Of a piece and head.
+struct Weighed {
+  float top, sum;  // the largest score; of exp(score - top)
+};
+
 // A block's shared memory.
-template <int kHeads>
+template <int kHeads, bool kPrepares>
 struct Shared {
-  float* q;         // [kHeads, K], K rounded up to 4
-  float* weights;   // [kHeads, kPiece]
-  float* sums;      // [kWarps, kHeads, kColumns]
-  int64_t* tokens;  // [kPiece]
+  float* q;        // [kHeads, K], K rounded up to 4
+  float* key;      // [K] of the row itself, where it is prepared here
+  float* weights;  // [kHeads, kPiece]
+  float* sums;     // [kWarps, kHeads, kColumns]
+  static constexpr int kSmallBytes = (kHeads * 12 + 4 + 15) / 16 * 16;  // weighed, gates, is_last
+  int64_t* tokens;                                                      // [kPiece]
+  Weighed* weighed;                                                     // [kHeads]
+  float* gates;                                                         // [kHeads]
+  bool* is_last;
   int q_stride;
 
   __device__ Shared(void* base, int64_t dim) : q_stride(static_cast<int>(dim + 3) / 4 * 4) {
     tokens = static_cast<int64_t*>(base);
-    sums = reinterpret_cast<float*>(tokens + kPiece);
+    weighed = reinterpret_cast<Weighed*>(tokens + kPiece);
+    gates = reinterpret_cast<float*>(weighed + kHeads);
+    is_last = reinterpret_cast<bool*>(gates + kHeads);
+    sums = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(weighed) + kSmallBytes);
     weights = sums + kWarps * kHeads * kColumns;
     q = weights + kHeads * kPiece;
+    key = q + kHeads * q_stride;
   }
   static int64_t bytes(int64_t dim) {
-    return kPiece * 8 + (kWarps * kHeads * kColumns + kHeads * kPiece + kHeads * ((dim + 3) / 4 * 4)) * 4;
+    return kPiece * 8 + kSmallBytes +
+           (kWarps * kHeads * kColumns + kHeads * kPiece + (kHeads + kPrepares) * ((dim + 3) / 4 * 4)) * 4;
   }
 };
 
@@ -95,10 +110,17 @@ __device__ float sum_four(const float (&x)[4], unsigned lane) {
   return sum;
 }
 
+// A token's vector of `width` elements; kPrepares: token kOwn has its own.
+constexpr int64_t kOwn = -1;
+template <bool kPrepares>
+__device__ const float* row_of(const float* rows, int64_t token, int64_t width, const float* own) {
+  return kPrepares && token == kOwn ? own : rows + token * width;
+}
+
 // The scores of a piece, four positions of a warp at a time, whose loads are on their way together: lane l
 // takes columns 4l to 4l + 3, and every kColumns further.
-template <int kHeads>
-__device__ void score(const Attend& p, const Shared<kHeads>& s, int heads, int count) {
+template <int kHeads, bool kPrepares>
+__device__ void score(const Attend& p, const Shared<kHeads, kPrepares>& s, int heads, int count) {
   const int64_t dim = p.kv.head_dim;
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int first = static_cast<int>(warp) * 4; first < count; first += kWarps * 4) {
@@ -107,7 +129,8 @@ __device__ void score(const Attend& p, const Shared<kHeads>& s, int heads, int c
       float4 keys[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        keys[j] = load4(p.kv.keys + s.tokens[min(first + j, count - 1)] * dim, c, dim);
+        keys[j] =
+            load4(row_of<kPrepares>(p.kv.keys, s.tokens[min(first + j, count - 1)], dim, s.key), c, dim);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= heads) break;
@@ -131,15 +154,10 @@ __device__ void score(const Attend& p, const Shared<kHeads>& s, int heads, int c
   }
 }
 
-// Of a piece and head.
-struct Weighed {
-  float top = 0, sum = 0;  // the largest score; of exp(score - top)
-};
-
 // exp(score - the piece's largest) in place: a warp a head.
-template <int kHeads>
-__device__ void weigh(const Shared<kHeads>& s, int heads, int count, Weighed* s_weighed) {
-  const int head = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+template <int kHeads, bool kPrepares>
+__device__ void weigh(const Shared<kHeads, kPrepares>& s, int heads, int count) {
+  const int head = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   static_assert(kHeads <= kWarps);
   if (head >= heads) return;
   float* weights = s.weights + head * kPiece;
@@ -152,20 +170,21 @@ __device__ void weigh(const Shared<kHeads>& s, int heads, int count, Weighed* s_
     sum += weight;
   }
   sum = warp_sum(sum);
-  if (lane == 0) s_weighed[head] = {top, sum};
+  if (lane == 0) s.weighed[head] = {top, sum};
 }
 
-// put(head, column, sum of weight * value) of a piece: a warp takes every kWarps-th position; then the warps'
-// sums in their order.
-template <int kHeads, class Put>
-__device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, int count, int width,
-                           Put put) {
+// put(head, column, sum of weight * value) of a piece (own_value: that of token kOwn): a warp takes every
+// kWarps-th position; then the warps' sums in their order.
+template <int kHeads, bool kPrepares, class Put>
+__device__ void sum_values(const Attend& p, const Shared<kHeads, kPrepares>& s, int heads, int count,
+                           int width, const float* own_value, Put put) {
   const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int begin = 0; begin < width; begin += kColumns) {
     float4 sums[kHeads] = {};
 #pragma unroll 4
     for (int i = static_cast<int>(warp); i < count; i += kWarps) {
-      const float4 value = load4(p.kv.values + s.tokens[i] * width, begin + 4 * lane, width);
+      const float4 value =
+          load4(row_of<kPrepares>(p.kv.values, s.tokens[i], width, own_value), begin + 4 * lane, width);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         const float weight = h < heads ? s.weights[h * kPiece + i] : 0.0f;
@@ -190,9 +209,9 @@ __device__ void sum_values(const Attend& p, const Shared<kHeads>& s, int heads, 
 }
 
 // Column c of head h from its pieces in their order (piece(i, value) gives one's sums and value), the sink
-// and the gate.
+// and the gate (head_gate: its factor, where it is one a head).
 template <class Piece>
-__device__ void join(const Attend& p, int64_t t, int h, int c, int count, Piece piece) {
+__device__ void join(const Attend& p, int64_t t, int h, int c, float head_gate, int count, Piece piece) {
   float top = p.sinks != nullptr ? p.sinks[h] : -INFINITY;
   float sum = p.sinks != nullptr ? 1.0f : 0.0f;  // the sink itself
   float result = 0;
@@ -207,38 +226,72 @@ __device__ void join(const Attend& p, int64_t t, int h, int c, int count, Piece 
   }
   result /= sum;
   const auto width = value_width(p.kv);
-  if (p.gate_kind != OutputGate::kNone) {
-    const float* gate = p.gate.data + t * p.gate.stride;
-    result *= gate_factor(p.gate_kind, gate[p.gate_kind == OutputGate::kSoftplusHead ? h : h * width + c]);
+  if (p.gate_kind == OutputGate::kSoftplusHead) {
+    result *= head_gate;
+  } else if (p.gate_kind != OutputGate::kNone) {
+    result *= gate_factor(p.gate_kind, p.gate.data[t * p.gate.stride + h * width + c]);
   }
   p.out.data[t * p.out.stride + h * width + c] = result;
 }
 
-// A block: a chunk of the heads that share keys and values, of one row, and every gridDim.y-th piece.
+// The block's query heads and its row's own key, prepared: a warp a head.
 template <int kHeads>
-__global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
+__device__ void prepare_heads(const Attend& p, const PrepareAttendArgs& prepare,
+                              const Shared<kHeads, true>& s, int t, int g, int first_head, int heads) {
+  const auto dim = static_cast<int>(p.kv.head_dim), lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int h = static_cast<int>(threadIdx.x / kWarp); h <= heads; h += kWarps) {
+    const bool is_key = h == heads;
+    float* to = is_key ? s.key : s.q + h * s.q_stride;
+    prepare_head(prepare, t,
+                 is_key ? prepare.k.data + t * prepare.k.stride + g * dim
+                        : prepare.q.data + t * prepare.q.stride + (first_head + h) * dim,
+                 is_key ? prepare.k_norm : prepare.q_norm, to);
+    if (dim + lane < s.q_stride) to[dim + lane] = 0;
+  }
+}
+
+// A block: a chunk of the heads that share keys and values, of one row, and every gridDim.y-th piece.
+// kPrepares: the rows' queries, keys and values come from before prepare_attend, and no row sees another's.
+template <int kHeads, bool kPrepares>
+__global__ void __launch_bounds__(kThreads) attend_kernel(Attend p, PrepareAttendArgs prepare) {
   extern __shared__ __align__(16) uint8_t shared[];
-  __shared__ bool s_is_last;
-  __shared__ Weighed s_weighed[kHeads];
   after_kernel_before();
   const auto dim = static_cast<int>(p.kv.head_dim), width = static_cast<int>(value_width(p.kv)),
-             kv_heads = static_cast<int>(p.kv.kv_heads), block = static_cast<int>(blockIdx.x);
-  const int group = p.heads / kv_heads;
+             kv_heads = static_cast<int>(p.kv.kv_heads);
+  const int group = p.heads / kv_heads, block = static_cast<int>(blockIdx.x);
   const int t = block / (kv_heads * p.chunks), g = block / p.chunks % kv_heads;
   const int in_group = block % p.chunks * p.chunk_heads, first_head = g * group + in_group;
   const int heads = min(group - in_group, p.chunk_heads);
+  const Shared<kHeads, kPrepares> s(shared, dim);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto first_of_block = static_cast<int>(blockIdx.y), step = static_cast<int>(gridDim.y);
+  // What does not depend on each other is asked for together: each answer takes the latency of L2.
+  const float* q = p.q.data + t * p.q.stride + first_head * dim;
+  const int fours = s.q_stride / 4;  // of a head
+  auto load_q = [&](int i) { return load4(q + i / fours * dim, i % fours * 4, dim); };
+  const bool has_q = !kPrepares && thread < heads * fours;
+  const float4 first_q = has_q ? load_q(thread) : float4{0, 0, 0, 0};
+  const bool gates_heads = p.gate_kind == OutputGate::kSoftplusHead && thread < heads;
+  const float gate = gates_heads ? p.gate.data[t * p.gate.stride + first_head + thread] : 0.0f;
   const int32_t slot = p.rows.slots_T[t];
   const int32_t* chosen = p.chosen.data + t * p.chosen.stride;
   const Range range = range_of(p, t);
   const int first_piece = range.begin / kPiece, pieces = (range.end + kPiece - 1) / kPiece - first_piece;
-  const int thread = static_cast<int>(threadIdx.x);
-  const auto first_of_block = static_cast<int>(blockIdx.y), step = static_cast<int>(gridDim.y);
   if (first_of_block > 0 && first_of_block >= pieces) return;
-  const Shared<kHeads> s(shared, dim);
-  const float* q = p.q.data + t * p.q.stride + first_head * dim;
-  for (int i = thread; i < heads * s.q_stride; i += kThreads) {
-    const int h = i / s.q_stride, c = i % s.q_stride;
-    s.q[i] = c < dim ? q[h * dim + c] : 0.0f;
+  auto* shared_q = reinterpret_cast<float4*>(s.q);
+  if (has_q) shared_q[thread] = first_q;
+  for (int i = thread + kThreads; !kPrepares && i < heads * fours; i += kThreads) shared_q[i] = load_q(i);
+  if (gates_heads) s.gates[thread] = gate_factor(p.gate_kind, gate);
+  const float* own_value = nullptr;
+  if constexpr (kPrepares) {
+    own_value = prepare.v.data + t * prepare.v.stride + g * width;
+    prepare_heads(p, prepare, s, t, g, first_head, heads);
+    if (block % p.chunks == 0 && first_of_block == 0) {
+      const int64_t token = token_index(p.kv, slot, range.end - 1, g);
+      __syncthreads();
+      for (int c = thread; c < dim; c += kThreads) p.kv.keys[token * dim + c] = s.key[c];
+      for (int c = thread; c < width; c += kThreads) p.kv.values[token * width + c] = own_value[c];
+    }
   }
 
   const int64_t head_stride = p.most_pieces * (2 + width);
@@ -246,25 +299,33 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
   for (int piece = first_of_block; piece < pieces; piece += step) {
     const int at = (first_piece + piece) * kPiece, from = max(at, range.begin);
     const int count = min(at + kPiece, range.end) - from;
-    for (int i = thread; i < count; i += kThreads)
-      s.tokens[i] = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
+    for (int i = thread; i < count; i += kThreads) {
+      if (kPrepares && from + i + 1 == range.end) {
+        s.tokens[i] = kOwn;
+        continue;
+      }
+      const int64_t token = token_index(p.kv, slot, p.counts != nullptr ? chosen[from + i] : from + i, g);
+      s.tokens[i] = token;
+      constexpr int kLine = 128 / sizeof(float);
+      for (int c = 0; c < width; c += kLine) prefetch(p.kv.values + token * width + c);
+    }
     __syncthreads();
     score(p, s, heads, count);
     __syncthreads();
-    weigh(s, heads, count, s_weighed);
+    weigh(s, heads, count);
     __syncthreads();
     if (pieces == 1) {
-      sum_values(p, s, heads, count, width, [&](int h, int c, float value) {
-        join(p, t, first_head + h, c, 1, [&](int, float& of_piece) {
+      sum_values(p, s, heads, count, width, own_value, [&](int h, int c, float value) {
+        join(p, t, first_head + h, c, s.gates[h], 1, [&](int, float& of_piece) {
           of_piece = value;
-          return s_weighed[h];
+          return s.weighed[h];
         });
       });
       return;
     }
-    sum_values(p, s, heads, count, width, [&](int h, int c, float value) {
+    sum_values(p, s, heads, count, width, own_value, [&](int h, int c, float value) {
       float* out = of_heads + h * head_stride + piece * (2 + width);
-      if (c == 0) out[0] = s_weighed[h].top, out[1] = s_weighed[h].sum;
+      if (c == 0) out[0] = s.weighed[h].top, out[1] = s.weighed[h].sum;
       out[2 + c] = value;
     });
   }
@@ -273,16 +334,16 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
   if (blocks > 1) {
     if (thread == 0) {
       __threadfence();
-      s_is_last = atomicAdd(p.arrived + blockIdx.x, 1) == blocks - 1;
-      if (s_is_last) p.arrived[blockIdx.x] = 0;
+      *s.is_last = atomicAdd(p.arrived + block, 1) == blocks - 1;
+      if (*s.is_last) p.arrived[block] = 0;
       __threadfence();
     }
     __syncthreads();
-    if (!s_is_last) return;
+    if (!*s.is_last) return;
   }
   for (int i = thread; i < heads * width; i += kThreads) {
     const int h = i / width, c = i % width;
-    join(p, t, first_head + h, c, pieces, [&](int piece, float& value) {
+    join(p, t, first_head + h, c, s.gates[h], pieces, [&](int piece, float& value) {
       const float* at = of_heads + h * head_stride + piece * (2 + width);
       value = __ldcg(at + 2 + c);
       return Weighed{__ldcg(at), __ldcg(at + 1)};
@@ -290,13 +351,24 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(Attend p) {
   }
 }
 
-template <int kHeads>
-void launch(cudaStream_t stream, const Attend& p, dim3 grid) {
-  const int64_t shared = Shared<kHeads>::bytes(p.kv.head_dim);
-  check(cudaFuncSetAttribute(attend_kernel<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+template <int kHeads, bool kPrepares>
+void launch(cudaStream_t stream, const Attend& p, const PrepareAttendArgs& prepare, dim3 grid) {
+  const int64_t shared = Shared<kHeads, kPrepares>::bytes(p.kv.head_dim);
+  check(cudaFuncSetAttribute(attend_kernel<kHeads, kPrepares>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(shared)),
         "attend");
-  launch_early(attend_kernel<kHeads>, grid, kThreads, static_cast<size_t>(shared), stream, p);
+  launch_early(attend_kernel<kHeads, kPrepares>, grid, kThreads, static_cast<size_t>(shared), stream, p,
+               prepare);
+}
+template <bool kPrepares>
+void launch(cudaStream_t stream, const Attend& p, const PrepareAttendArgs& prepare, dim3 grid) {
+  if (p.chunk_heads == 1) {
+    launch<1, kPrepares>(stream, p, prepare, grid);
+  } else if (p.chunk_heads <= kMostHeads / 2) {
+    launch<kMostHeads / 2, kPrepares>(stream, p, prepare, grid);
+  } else {
+    launch<kMostHeads, kPrepares>(stream, p, prepare, grid);
+  }
 }
 
 // How many pieces a row can have: its visible or chosen indices may begin in the middle of one.
@@ -306,14 +378,18 @@ int64_t most_pieces(const AttendArgs& args, const Selection* selection) {
   return ceil_div(args.window > 0 ? std::min(args.window, known) : known, kPiece) + 1;
 }
 
+RowsOfStep slice(const RowsOfStep& rows, int64_t first, int64_t count) {
+  return {count, rows.positions_T + first, rows.slots_T + first, rows.one_a_sequence};
+}
+
 }  // namespace
 
 int64_t attend_row_scratch(const AttendArgs& args, const Selection* selection) {
   return args.q.cols / args.kv.head_dim * most_pieces(args, selection) * (2 + args.kv.value_width());
 }
 
-void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection, float* scratch,
-            int64_t scratch_rows, uint32_t* arrived) {
+void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection,
+            const PrepareAttendArgs* prepare, float* scratch, int64_t scratch_rows, uint32_t* arrived) {
   NIBBLE_CHECK(args.kv.head_dim <= kMaxHeadDim && args.kv.value_width() <= kMaxHeadDim && scratch_rows > 0);
   const int64_t heads = args.q.cols / args.kv.head_dim, group = heads / args.kv.kv_heads;
   const int64_t chunks = ceil_div(group, kMostHeads);
@@ -333,7 +409,7 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
     p.q = args.q.slice(first, rows);
     p.out = args.out.slice(first, rows);
     if (args.gate_kind != OutputGate::kNone) p.gate = args.gate.slice(first, rows);
-    p.rows = {rows, args.rows.positions_T + first, args.rows.slots_T + first};
+    p.rows = slice(args.rows, first, rows);
     if (selection != nullptr) {
       p.chosen = selection->positions.slice(first, rows);
       p.counts = selection->counts + first;
@@ -341,13 +417,16 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
     const int64_t blocks = rows * args.kv.kv_heads * chunks;
     const int64_t at_once = std::clamp<int64_t>(ceil_div(kEnoughBlocks, blocks), 1, p.most_pieces);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(at_once));
-    if (p.chunk_heads == 1) {
-      launch<1>(stream, p, grid);
-    } else if (p.chunk_heads <= kMostHeads / 2) {
-      launch<kMostHeads / 2>(stream, p, grid);
-    } else {
-      launch<kMostHeads>(stream, p, grid);
+    if (prepare == nullptr) {
+      launch<false>(stream, p, {}, grid);
+      continue;
     }
+    PrepareAttendArgs of_rows = *prepare;
+    of_rows.q = prepare->q.slice(first, rows);
+    of_rows.k = prepare->k.slice(first, rows);
+    of_rows.v = prepare->v.slice(first, rows);
+    of_rows.rope_table = prepare->rope_table.slice(first, rows);
+    launch<true>(stream, p, of_rows, grid);
   }
   check_launch("attend", args.q.rows, p.heads, args.kv.head_dim);
 }

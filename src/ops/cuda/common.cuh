@@ -25,32 +25,37 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// The same over the block, by every thread of it. `s_warps` has a place for each warp.
+// The same over the first `threads` of the block (a multiple of a warp), by every thread of it. `s_warps` has
+// a place for each warp.
 template <class Combine>
-__device__ float block_combine(float of_warp, float* s_warps, Combine combine) {
+__device__ float block_combine(float of_warp, float* s_warps, unsigned threads, Combine combine) {
   __syncthreads();  // s_warps may still be read by the call before
   if (threadIdx.x % kWarp == 0) s_warps[threadIdx.x / kWarp] = of_warp;
   __syncthreads();
   float result = s_warps[0];
-  for (unsigned w = 1; w < blockDim.x / kWarp; ++w) result = combine(result, s_warps[w]);
+  for (unsigned w = 1; w < threads / kWarp; ++w) result = combine(result, s_warps[w]);
   return result;
 }
+__device__ inline float block_sum(float value, float* s_warps, unsigned threads) {
+  return block_combine(warp_sum(value), s_warps, threads, [](float a, float b) { return a + b; });
+}
 __device__ inline float block_sum(float value, float* s_warps) {
-  return block_combine(warp_sum(value), s_warps, [](float a, float b) { return a + b; });
+  return block_sum(value, s_warps, blockDim.x);
 }
 __device__ inline float block_max(float value, float* s_warps) {
-  return block_combine(warp_max(value), s_warps, [](float a, float b) { return fmaxf(a, b); });
+  return block_combine(warp_max(value), s_warps, blockDim.x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// A block goes through `cols` columns: of each thread kBatch at a time, whose loads are then on their way
-// together. Some are beyond the end.
+// The first `threads` of a block go through `cols` columns: of each thread kBatch at a time, whose loads are
+// then on their way together. Some are beyond the end.
 inline constexpr int kBatch = 8;
 template <class Visit>
-__device__ inline void for_batches(int64_t cols, Visit visit) {
-  for (int64_t first = threadIdx.x; first < cols; first += int64_t{kBatch} * blockDim.x) {
+__device__ inline void for_batches(int64_t cols, int threads, Visit visit) {
+  if (static_cast<int>(threadIdx.x) >= threads) return;
+  for (int64_t first = threadIdx.x; first < cols; first += int64_t{kBatch} * threads) {
     int64_t columns[kBatch];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) columns[j] = first + int64_t{j} * blockDim.x;
+    for (int j = 0; j < kBatch; ++j) columns[j] = first + int64_t{j} * threads;
     visit(columns);
   }
 }
@@ -60,29 +65,35 @@ inline constexpr int kWideNormThreads = 512;
 __host__ __device__ inline int norm_threads(int64_t cols) {
   return cols <= 256 ? 32 : cols <= 1024 ? 128 : kWideNormThreads;
 }
-// The factor that rms_norm gives a row, by a block of norm_threads(cols): in a fixed order, whichever kernel
-// does it.
-__device__ inline float rms_factor(const float* row, int64_t cols, float eps, float* s_warps) {
-  float sum = 0;
-  for_batches(cols, [&](const auto& columns) {
-    float x[kBatch];
+// rms_norm of a row, by a block of norm_threads(cols) or more: put(column, value). The sum's order is the
+// same whichever kernel does it.
+template <class Put>
+__device__ inline void rms_norm_row(const float* row, const float* weight, int64_t cols, float eps,
+                                    float* s_warps, Put put) {
+  const int threads = norm_threads(cols);
+  float sum = 0, first_x[kBatch] = {}, first_weight[kBatch] = {};  // a thread's first batch, which may be all
+  auto load = [&](const float* from, const auto& columns, float(&to)[kBatch]) {
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) x[j] = columns[j] < cols ? row[columns[j]] : 0.0f;
+    for (int j = 0; j < kBatch; ++j) to[j] = columns[j] < cols ? from[columns[j]] : 0.0f;
+  };
+  for_batches(cols, threads, [&](const auto& columns) {
+    float x[kBatch];
+    load(row, columns, x);
+    if (columns[0] < threads) {
+      load(weight, columns, first_weight);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) first_x[j] = x[j];
+    }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) sum = fmaf(x[j], x[j], sum);
   });
-  return 1.0f / sqrtf(block_sum(sum, s_warps) / static_cast<float>(cols) + eps);
-}
-// to[c] = x[c] * factor * weight[c], by a block.
-__device__ inline void rms_scale(const float* x, const float* weight, float factor, int64_t cols, float* to) {
-  for_batches(cols, [&](const auto& columns) {
-    float value[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j)
-      value[j] = columns[j] < cols ? x[columns[j]] * factor * weight[columns[j]] : 0.0f;
+  sum = block_sum(sum, s_warps, static_cast<unsigned>(threads));
+  const float factor = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
+  for_batches(cols, threads, [&](const auto& columns) {
+    if (columns[0] >= threads) load(row, columns, first_x), load(weight, columns, first_weight);
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      if (columns[j] < cols) to[columns[j]] = value[j];
+      if (columns[j] < cols) put(columns[j], first_x[j] * factor * first_weight[j]);
     }
   });
 }

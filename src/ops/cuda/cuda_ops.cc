@@ -194,7 +194,7 @@ class CudaOps final : public Ops {
   }
   void do_norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
                        std::span<const Product> products) override {
-    if (x.data == normed.data || !can_prepare(cuda::Prepare::kNorm, x, products))
+    if (x.data == normed.data || !can_prepare(x, products))
       return Ops::do_norm_linears(x, weight, eps, normed, products);
     tile_linear(products[0].weight.format,
                 {.x = x.data,
@@ -208,8 +208,7 @@ class CudaOps final : public Ops {
   }
   void do_glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
                      const Product& product) override {
-    if (!can_prepare(cuda::Prepare::kGlu, gate, {&product, 1}))
-      return Ops::do_glu_linear(spec, gate, up, product);
+    if (!can_prepare(gate, {&product, 1})) return Ops::do_glu_linear(spec, gate, up, product);
     tile_linear(product.weight.format,
                 {.x = gate.data,
                  .x_stride = gate.stride,
@@ -250,9 +249,13 @@ class CudaOps final : public Ops {
     cuda::write_kv(stream(), k, v, rows, kv);
   }
   void do_prepare_attend(const PrepareAttendArgs& args) override { cuda::prepare_attend(stream(), args); }
-  void do_attend(const AttendArgs& args) override { attend_to(args, nullptr); }
+  void do_attend(const AttendArgs& args) override { attend_to(args, nullptr, nullptr); }
+  void do_prepare_and_attend(const PrepareAttendArgs& prepare, const AttendArgs& args) override {
+    if (!args.rows.one_a_sequence) return Ops::do_prepare_and_attend(prepare, args);
+    attend_to(args, nullptr, &prepare);
+  }
   void do_attend_selected(const AttendArgs& args, const Selection& selection) override {
-    attend_to(args, &selection);
+    attend_to(args, &selection, nullptr);
   }
   void do_index_select(const IndexSelectArgs& args) override {
     auto* scores = scratch<uint32_t>(cuda::index_select_scratch(args), "index_select: scores");
@@ -407,7 +410,7 @@ class CudaOps final : public Ops {
                                   .workspace = scratch<char>(cuda::moe_decode_workspace_bytes(shape, tokens),
                                                              "expert_ffn: rows"),
                                   .route = route,
-                                  .arrived = counters(1)},
+                                  .counters = counters(cuda::moe_decode_counters(shape, tokens))},
                                  stream()),
                 "expert_ffn");
   }
@@ -438,21 +441,22 @@ class CudaOps final : public Ops {
     run();
   }
   // Whether one launch prepares the rows and does all products.
-  static bool can_prepare(cuda::Prepare prepare, Rows<const float> x, std::span<const Product> products) {
+  static bool can_prepare(Rows<const float> x, std::span<const Product> products) {
     if (products.empty() || std::ssize(products) > cuda::kMaxTileProducts) return false;
     const MatrixFormat format = products[0].weight.format;
     return std::ranges::all_of(
                products, [&](const Product& p) { return p.weight.tiled && p.weight.format == format; }) &&
-           cuda::can_prepare(prepare, format, x.rows, x.cols);
+           cuda::can_prepare(format, x.rows, x.cols);
   }
 
-  void attend_to(const AttendArgs& args, const Selection* selection) {
+  void attend_to(const AttendArgs& args, const Selection* selection, const PrepareAttendArgs* prepare) {
     if (args.q.rows == 0) return;
     constexpr int64_t kMostAtOnce = INT64_C(1) << 26;  // floats, where a row needs no more
     const int64_t a_row = cuda::attend_row_scratch(args, selection);
     const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
     auto* pieces = scratch<float>(rows * a_row, "attend: pieces");
-    cuda::attend(stream(), args, selection, pieces, rows, counters(rows * (args.q.cols / args.kv.head_dim)));
+    cuda::attend(stream(), args, selection, prepare, pieces, rows,
+                 counters(rows * (args.q.cols / args.kv.head_dim)));
   }
 
   // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.

@@ -61,12 +61,13 @@ void grouped_linear(cudaStream_t stream, MatrixFormat format, const GroupedLinea
 // prepare_attend.cu
 void prepare_attend(cudaStream_t stream, const PrepareAttendArgs& args);
 
-// attend.cu. `selection` null: all visible positions. `scratch` has room for `scratch_rows` times
-// attend_row_scratch elements: so many rows are done at once. `arrived` has a place for each head of those
-// rows, zero, and zero again afterwards.
+// attend.cu. `selection` null: all visible positions. `prepare` null: q, the keys and the values are
+// prepared; else that is done here, too, for rows that are one_a_sequence. `scratch` has room for
+// `scratch_rows` times attend_row_scratch elements: so many rows are done at once. `arrived` has a place for
+// each head of those rows, zero, and zero again afterwards.
 int64_t attend_row_scratch(const AttendArgs& args, const Selection* selection);
-void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection, float* scratch,
-            int64_t scratch_rows, uint32_t* arrived);
+void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection,
+            const PrepareAttendArgs* prepare, float* scratch, int64_t scratch_rows, uint32_t* arrived);
 
 // select.cu. `scores` has index_select_scratch elements.
 int64_t index_select_scratch(const IndexSelectArgs& args);

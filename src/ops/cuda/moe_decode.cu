@@ -10,7 +10,7 @@ namespace {
 
 // The tasks of a run go in rounds, one to each group of warps. The chunks of a row of K, and of all groups,
 // are a stage.
-template <int kBlock>
+template <int kBlock, int kStages>
 __device__ inline void load_run(const Run& run, const RowBlock& block, const Split& k, uint8_t* stages,
                                 Ring<kStages>& ring) {
   constexpr int kChunk = chunk_bytes(kBlock);
@@ -32,12 +32,44 @@ __device__ inline void load_run(const Run& run, const RowBlock& block, const Spl
   }
 }
 
-template <int kBlock, int kBuffers>
-__global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Workspace w) {
-  // Else a finisher could take a buffer for full that is not yet, but was not empty either.
-  static_assert(kBuffers >= kFinishers);
+// What moe_layer does before its products.
+struct Before {
+  bool group = false, route = false;  // route only with group
+  RouteArgs routing;
+};
+
+// Routes and groups few rows. Afterwards all threads see what is in `few`; of rows that are routed here the
+// weights are scores yet.
+__device__ inline void prepare_few(const MoeDecodeArgs& a, const Before& before, const FewScratch& scratch,
+                                   FewRows& few) {
+  const int thread = static_cast<int>(threadIdx.x), chosen = a.shape.chosen;
+  if (before.route) {
+    choose_few(before.routing, scratch, few);
+  } else if (thread < a.tokens * chosen) {
+    few.ids[thread] = a.ids[thread / chosen * a.ids_stride + thread % chosen];
+    few.weights[thread] = a.weights[thread / chosen * a.weights_stride + thread % chosen];
+  }
+  __syncthreads();
+  group_few(a.shape, a.tokens, scratch.tiles, few);
+}
+
+// By warp t for row t. The first block writes ids and weights for who wants to see them.
+__device__ inline void weigh_few(const RouteArgs& routing, int t, FewRows& few) {
+  const int chosen = static_cast<int>(routing.ids.cols), lane = static_cast<int>(threadIdx.x) % 32;
+  float* const weights = few.weights + t * chosen;
+  weigh_chosen(routing.spec, chosen, weights, [&](int rank, float weight) {
+    weights[rank] = weight;
+    if (blockIdx.x == 0) routing.weights.data[t * routing.weights.stride + rank] = weight;
+  });
+  for (int rank = lane; rank < chosen && blockIdx.x == 0; rank += 32)
+    routing.ids.data[t * routing.ids.stride + rank] = few.ids[t * chosen + rank];
+}
+
+template <int kBlock, bool kRoomy>
+__global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Workspace w, Before before) {
   extern __shared__ __align__(128) uint8_t shared[];
-  using Layout = SharedLayout<kBlock, kBuffers>;
+  using Layout = SharedLayout<kBlock, kRoomy>;
+  constexpr int kStages = Layout::kStages, kBuffers = Layout::kBuffers;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + Layout::kBarriers);
   Ring<kStages> chunks{barriers, barriers + kStages};
@@ -50,29 +82,43 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
       barrier_init(sums.full + i, kWarps * kWarpArrivals), barrier_init(sums.empty + i, kWarpArrivals);
     barrier_init_fence();
   }
-  __syncthreads();
-  dependency_wait();
-  dependency_launch();
+  FewRows& few = *reinterpret_cast<FewRows*>(shared + Layout::kFewRows);
+  const Groups groups{w, a, few, Layout::kGroups && before.group};
+  if (groups.are_few) {
+    const FewScratch scratch(shared + Layout::kSums, a);
+    for (int e = static_cast<int>(threadIdx.x); e < a.shape.experts; e += kThreads) {
+      scratch.tiles[e] = {a.experts[e].gate_up, a.experts[e].down};
+      scratch.bias[e] = before.routing.bias_E != nullptr ? before.routing.bias_E[e] : 0.0f;
+    }
+    if (threadIdx.x < kFewRows / 32) few.begins[threadIdx.x] = few.wide[threadIdx.x] = 0;
+    dependency_wait();
+    dependency_launch();
+    prepare_few(a, before, scratch, few);
+  } else {
+    __syncthreads();
+    dependency_wait();
+    dependency_launch();
+  }
 
-  const int blocks = *w.blocks;
-  Runs runs{w};
+  Runs runs{groups};
   if (warp < kWarps) {
     more_registers<kMultiplyRegisters>();
+    if (groups.are_few && before.route && warp < a.tokens) weigh_few(before.routing, warp, few);
     for (Run run; runs.next(a.shape, run);) {
-      const RowBlock block = w.block[run.block];
+      const RowBlock block = groups.block(run.block);
       const Split k(a.shape, run.down);
       if (block.count <= kTokensOfTile) {
-        multiply_run<kBlock, 1>(a, w, run, block, k, shared, chunks, buffers, sums);
+        multiply_run<kBlock, 1>(a, w, groups, run, block, k, shared, chunks, buffers, sums);
       } else {
-        multiply_run<kBlock, 2>(a, w, run, block, k, shared, chunks, buffers, sums);
+        multiply_run<kBlock, 2>(a, w, groups, run, block, k, shared, chunks, buffers, sums);
       }
     }
-    combine(a, w, blocks);
+    combine(a, w, groups);
   } else {
     fewer_registers<kOtherRegisters>();
     int turn = warp - kLoader - 1;
     for (Run run; runs.next(a.shape, run);) {
-      const RowBlock block = w.block[run.block];
+      const RowBlock block = groups.block(run.block);
       const Split k(a.shape, run.down);
       if (warp != kLoader) {
         finish_run(a, w, run, block, k, buffers, sums, turn);
@@ -80,6 +126,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
         load_run<kBlock>(run, block, k, shared, chunks);
       }
     }
+    if (warp == kLoader) wait_for_all(a, groups.blocks());
   }
 }
 
@@ -98,38 +145,49 @@ cudaError_t current_device(Device& device) {
   return error;
 }
 
-template <int kBlock, int kBuffers>
+// Whether moe_layer groups the rows, and routes them if they are to be.
+bool groups_itself(const MoeDecodeArgs& a, int scratch_bytes) {
+  const bool is_aligned =
+      reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.x_stride % 4 == 0 && a.shape.model % 4 == 0;
+  return a.tokens <= kFewTokens && a.tokens * a.shape.chosen <= kFewRows && is_aligned &&
+         few_rows_scratch(a) <= scratch_bytes &&
+         (a.route == nullptr || a.route->spec.topk_group >= a.route->spec.n_group);
+}
+
+template <int kBlock, bool kRoomy>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  constexpr int kBytes = SharedLayout<kBlock, kBuffers>::kBytes;
-  const auto kernel = moe_layer<kBlock, kBuffers>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  using Layout = SharedLayout<kBlock, kRoomy>;
+  const auto kernel = moe_layer<kBlock, kRoomy>;
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
+  Before before;
+  before.group = Layout::kGroups && groups_itself(args, Layout::kSumsBytes);
+  before.route = before.group && args.route != nullptr;
+  if (before.route) before.routing = *args.route;
+  if (error == cudaSuccess && !before.group) error = group_rows(args, device.multiprocessors, stream);
   if (error != cudaSuccess) return error;
-  launch_early(kernel, device.multiprocessors, kThreads, kBytes, stream, args,
-               workspace_at(static_cast<char*>(args.workspace), args.shape, args.tokens));
+  launch_early(kernel, device.multiprocessors, kThreads, Layout::kBytes, stream, args,
+               workspace_at(static_cast<char*>(args.workspace), args.shape, args.tokens), before);
   return cudaGetLastError();
 }
 
-// Buffers of sums: where there is room, and where there is not.
-constexpr int kBuffers = 8, kFewBuffers = 3;
-
 template <int kBlock>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  if (device.shared_bytes >= SharedLayout<kBlock, kBuffers>::kBytes)
-    return launch_layer<kBlock, kBuffers>(args, device, stream);
-  return launch_layer<kBlock, kFewBuffers>(args, device, stream);
+  if (device.shared_bytes >= SharedLayout<kBlock, true>::kBytes)
+    return launch_layer<kBlock, true>(args, device, stream);
+  return launch_layer<kBlock, false>(args, device, stream);
 }
 
 }  // namespace
 
 int64_t moe_decode_shared_bytes(int block) {
-  return block == 16 ? SharedLayout<16, kFewBuffers>::kBytes : SharedLayout<32, kFewBuffers>::kBytes;
+  return block == 16 ? SharedLayout<16, false>::kBytes : SharedLayout<32, false>::kBytes;
 }
 
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   if (args.tokens == 0) return cudaSuccess;
   Device device;
   cudaError_t error = current_device(device);
-  if (error == cudaSuccess) error = group_rows(args, device.multiprocessors, stream);
   if (error != cudaSuccess) return error;
   return args.shape.block == 16 ? launch_layer<16>(args, device, stream)
                                 : launch_layer<32>(args, device, stream);

@@ -1,5 +1,6 @@
 // Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from
-// the normed input to the combined output (after one small kernel that groups the rows).
+// the normed input to the combined output. Up to eight rows it routes and groups itself; before more of them
+// runs one small kernel that does it.
 //
 // Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum
 // of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
@@ -62,14 +63,15 @@ struct MoeDecodeArgs {
   int64_t out_stride = 0;
   bool adds = false;
   void* workspace = nullptr;  // moe_decode_workspace_bytes()
-  // Host; null: ids and weights are there. Else they come of this, in the same launch as the grouping.
+  // Host; null: ids and weights are there. Else they come of this, in the launch that groups.
   const RouteArgs* route = nullptr;
-  uint32_t* arrived = nullptr;  // with route: a counter, zero, and zero again afterwards
+  uint32_t* counters = nullptr;  // [moe_decode_counters()], zero, and zero again afterwards
 };
 
 // Shared memory that a block needs at least.
 int64_t moe_decode_shared_bytes(int block);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
+int64_t moe_decode_counters(const MoeShape& shape, int tokens);
 
 // Writes the tiles of gate and up, or of down, of one expert.
 cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up, uint8_t* to,

@@ -77,26 +77,46 @@ __device__ inline void finish_run(const MoeDecodeArgs& a, const Workspace& w, co
     warp_arrive(in.empty + in.place);
     __syncwarp();
     if (lane == 0) {
-      add_release(run.down ? w.finished : w.ready + run.block, static_cast<uint32_t>(tasks));
+      const Counters counters = counters_at(a.counters);
+      add_release(run.down ? counters.finished : counters.ready + run.block, static_cast<uint32_t>(tasks));
     }
   }
 }
 
+// By a warp: waits until all products of down are there. The last multiprocessor that knows it makes the
+// counters zero: nobody asks them any more.
+__device__ inline void wait_for_all(const MoeDecodeArgs& a, int blocks) {
+  const Counters counters = counters_at(a.counters);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t all = static_cast<uint32_t>(blocks) * static_cast<uint32_t>(tiles_of(a.shape, true));
+  uint32_t known = 0;
+  if (lane == 0) {
+    while (load_relaxed(counters.finished) < all) {
+    }
+  }
+  meet(kFinishedBarrier, (kWarps + 1) * 32);
+  if (lane == 0) known = add_release(counters.finished, 1) - all + 1;
+  if (__shfl_sync(~0u, known, 0) != gridDim.x) return;
+  for (int i = lane; i < blocks; i += 32) counters.ready[i] = 0;
+  if (lane == 0) *counters.finished = 0;
+}
+
 // Once all products of down are there: a token's experts are added in the order of a.
-__device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, int blocks) {
+__device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, const Groups& groups) {
   const MoeShape& s = a.shape;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int d = s.model_chunks() * 128;
-  const uint32_t all = static_cast<uint32_t>(blocks) * static_cast<uint32_t>(tiles_of(s, true));
-  if (lane == 0) {
-    while (load_relaxed(w.finished) < all) __nanosleep(20);
-  }
-  __syncwarp();
-  const int64_t pieces = int64_t{a.tokens} * (d / 128);
-  const int64_t step = int64_t{gridDim.x} * kWarps;
-  for (int64_t piece = warp * int64_t{gridDim.x} + blockIdx.x; piece < pieces; piece += step) {
-    const int64_t t = piece / (d / 128);
-    const int column = static_cast<int>(piece % (d / 128)) * 128 + lane * 4;
+  meet(kFinishedBarrier, (kWarps + 1) * 32);
+  // In 32 bits, whose division takes a fraction of the time of 64.
+  const int of_token = d / 128, pieces = a.tokens * of_token, step = static_cast<int>(gridDim.x) * kWarps;
+  for (int piece = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x); piece < pieces;
+       piece += step) {
+    const int64_t t = piece / of_token;
+    const int column = piece % of_token * 128 + lane * 4;
+    float* const out = a.out + t * a.out_stride + column;
+    float before[4];  // asked for together with the products
+#pragma unroll
+    for (int v = 0; v < 4; ++v) before[v] = a.adds && column + v < s.model ? out[v] : 0.0f;
     float4 sum = {0, 0, 0, 0};
     for (int first = 0; first < s.chosen; first += 8) {  // eight loads under way, added in order
       float4 part[8];
@@ -104,8 +124,8 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, int b
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         if (first + c >= s.chosen) continue;
-        const int64_t row = w.grouped_row[t * s.chosen + first + c];
-        weight[c] = a.weights[t * a.weights_stride + first + c];
+        const int64_t row = groups.grouped_row(t, first + c);
+        weight[c] = groups.weight(t, first + c);
         part[c] = __ldcg(reinterpret_cast<const float4*>(w.partial + row * d + column));
       }
 #pragma unroll
@@ -115,11 +135,10 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, int b
         sum.z += weight[c] * part[c].z, sum.w += weight[c] * part[c].w;
       }
     }
-    float* out = a.out + t * a.out_stride + column;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      if (column + v < s.model) out[v] = a.adds ? out[v] + sums[v] : sums[v];
+      if (column + v < s.model) out[v] = a.adds ? before[v] + sums[v] : sums[v];
     }
   }
 }

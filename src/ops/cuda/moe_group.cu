@@ -9,9 +9,6 @@
 namespace nibble::cuda {
 namespace {
 
-// Relative times of a pass over an expert's weights with one tile of tokens, and with two.
-constexpr int kOneTileCost = 1024, kTwoTilesCost = 1152;
-
 constexpr int kThreads = 1024;
 static_assert(kThreads == kRouteThreads && kThreads == kMaxExperts);
 
@@ -30,12 +27,10 @@ __device__ void split_x(const MoeDecodeArgs& a, const Workspace& w, int first) {
   }
 }
 
-// Rows in the stable order of (expert, token), cut into row blocks, and shares of them; counters to zero.
+// Rows in the stable order of (expert, token), cut into row blocks, and shares of them.
 __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors) {
   const MoeShape& s = a.shape;
   const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
-  if (me == 0) *w.finished = 0;
-  for (int i = me; i < max_blocks(s.experts, rows); i += 1024) w.ready[i] = 0;
   auto id = [&](int row) { return __ldcg(a.ids + row / s.chosen * a.ids_stride + row % s.chosen); };
 
   // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
@@ -132,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, int mu
 
 // A block routes a row, and the last of them to end groups all.
 __global__ void __launch_bounds__(kThreads)
-    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, int multiprocessors, uint32_t* arrived) {
+    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, int multiprocessors) {
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kThreads / kWarp];
   __shared__ bool s_is_last;
@@ -145,8 +140,9 @@ __global__ void __launch_bounds__(kThreads)
   if (a.tokens > 1) {
     if (threadIdx.x == 0) {
       __threadfence();
-      s_is_last = atomicAdd(arrived, 1) == static_cast<uint32_t>(a.tokens) - 1;
-      if (s_is_last) *arrived = 0;
+      uint32_t* routed = counters_at(a.counters).routed;
+      s_is_last = atomicAdd(routed, 1) == static_cast<uint32_t>(a.tokens) - 1;
+      if (s_is_last) *routed = 0;
       __threadfence();
     }
     __syncthreads();
@@ -159,6 +155,10 @@ __global__ void __launch_bounds__(kThreads)
 
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
   return workspace_at(nullptr, shape, tokens).bytes;
+}
+
+int64_t moe_decode_counters(const MoeShape& shape, int tokens) {
+  return int64_t{2 * kCountersOfLine} + max_blocks(shape.experts, tokens * shape.chosen);
 }
 
 cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
@@ -174,7 +174,7 @@ cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStrea
       cudaFuncSetAttribute(route_and_group_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   launch_early(route_and_group_kernel, args.tokens + splitting, kThreads, static_cast<size_t>(bytes), stream,
-               *args.route, args, multiprocessors, args.arrived);
+               *args.route, args, multiprocessors);
   return cudaGetLastError();
 }
 

@@ -7,7 +7,7 @@
 // must be seen before a counter) is thus in nobody's way.
 #pragma once
 
-#include "ops/cuda/moe_workspace.h"
+#include "ops/cuda/moe_few.cuh"
 #include "ops/cuda/primitives.cuh"
 
 namespace nibble::cuda {
@@ -19,8 +19,10 @@ inline constexpr int kLoader = kWarps, kFinishers = 3;
 inline constexpr int kThreads = (kWarps + 1 + kFinishers) * 32;
 // Of a thread, who starts with 65536 / kThreads, rounded down to 168.
 inline constexpr int kMultiplyRegisters = 216, kOtherRegisters = 72;
-// Chunks of a warp whose operands stay in registers: 128 of them with two tiles of tokens. A stage for each.
-inline constexpr int kHeld = 4, kStages = kHeld;
+// Chunks of a warp whose operands stay in registers: 128 of them with two tiles of tokens.
+inline constexpr int kHeld = 4;
+// Barriers of some warps of the block, by number.
+inline constexpr int kReadyBarrier = 1, kFinishedBarrier = 2;
 
 // Neighbouring tasks of one row block: `count` pairs of weight tiles, from `tile` on.
 struct Run {
@@ -31,14 +33,13 @@ struct Run {
 // The runs of this multiprocessor: its share of gate and up, then of down. Of down, those of its first block
 // come last: that block is shared with the multiprocessor before, which was at its part of it only now.
 struct Runs {
-  const Workspace& w;
+  const Groups& groups;
   int segment = -1, at = 0, end = 0;
 
   __device__ bool next(const MoeShape& s, Run& run) {
     while (at == end) {
       if (++segment == 3) return false;
-      const int* share = segment > 0 ? w.down_share : w.gate_up_share;
-      at = share[blockIdx.x], end = share[blockIdx.x + 1];
+      at = groups.share(segment > 0, 0), end = groups.share(segment > 0, 1);
       const int tiles = tiles_of(s, segment > 0), middle = min(end, (at + tiles - 1) / tiles * tiles);
       if (segment == 1) at = middle;
       if (segment == 2) end = middle;
@@ -69,19 +70,28 @@ struct Ring {
   uint32_t parity = 0;
   __device__ void wait_full() const { barrier_wait(full + place, parity); }
   __device__ void wait_empty() const { barrier_wait(empty + place, parity ^ 1); }
-  __device__ void advance() {
-    if (++place == kCount) place = 0, parity ^= 1;
+  // REQUIRES a divisor of kCount.
+  __device__ void advance(int places = 1) {
+    place += places;
+    if (place == kCount) place = 0, parity ^= 1;
   }
 };
 
-// Dynamic shared memory. A stage: a chunk of each warp. A buffer: the sums of a round of tasks.
-template <int kBlock, int kBuffers>
+// Dynamic shared memory. A stage: a chunk of each warp; there is one for each chunk that a warp holds, or
+// two, so that all weights of down are under way when its rows are there. A buffer: the sums of a round of
+// tasks. Where it has no room for many, few rows are not grouped here.
+template <int kBlock, bool kRoomy>
 struct SharedLayout {
+  static constexpr int kStages = kRoomy ? 2 * kHeld : kHeld, kBuffers = kRoomy ? 8 : 3;
+  static constexpr bool kGroups = kRoomy;
   static constexpr int kStageBytes = kWarps * chunk_bytes(kBlock);
   static constexpr int kBufferBytes = kWarps * kMaxTiles * 32 * 16;
-  static constexpr int kSums = kStages * kStageBytes;
-  static constexpr int kBarriers = kSums + kBuffers * kBufferBytes;
-  static constexpr int kBytes = kBarriers + 2 * (kStages + kBuffers) * 8;
+  static constexpr int kSums = kStages * kStageBytes, kSumsBytes = kBuffers * kBufferBytes;
+  static constexpr int kBarriers = kSums + kSumsBytes;
+  static constexpr int kFewRows = kBarriers + 2 * (kStages + kBuffers) * 8;
+  static constexpr int kBytes = kFewRows + (kGroups ? static_cast<int>(sizeof(FewRows)) : 0);
+  // Else a finisher could take a buffer for full that is not yet, but was not empty either.
+  static_assert(kBuffers >= kFinishers);
 };
 
 }  // namespace nibble::cuda

@@ -6,19 +6,59 @@
 
 namespace nibble::cuda {
 
-// The operands of a chunk: its 128 columns of this lane's token and part, of each tile of tokens.
+// The operands of a chunk: its 128 columns of this lane's token and part, of each tile of tokens. A column
+// without a row (null) stays zero.
 template <int kTiles>
-__device__ inline void load_operands(const __nv_bfloat16* const (&rows)[kTiles], int chunk,
+__device__ inline void load_operands(const void* const (&rows)[kTiles], int chunk,
                                      uint32_t (&b)[kTiles][16]) {
   const int place = chunk * kChunkColumns + static_cast<int>(threadIdx.x) % 4 * 8;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    if (rows[n] == nullptr) continue;  // a column without a row stays zero
+    if (rows[n] == nullptr) continue;
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const uint4 bits = *reinterpret_cast<const uint4*>(rows[n] + place + v * 32);
+      const auto* at = static_cast<const __nv_bfloat16*>(rows[n]) + place + v * 32;
+      const uint4 bits = *reinterpret_cast<const uint4*>(at);
       b[n][4 * v] = bits.x, b[n][4 * v + 1] = bits.y, b[n][4 * v + 2] = bits.z, b[n][4 * v + 3] = bits.w;
     }
+  }
+}
+
+// The same of rows of `columns` floats (a multiple of four, aligned to 16 bytes) that are split only here.
+// The two lanes of a token load one half of their 32 columns each, into the registers of the operands, ...
+template <int kTiles>
+__device__ inline void load_floats(const void* const (&rows)[kTiles], int columns, int chunk,
+                                   uint32_t (&b)[kTiles][16]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int begin = chunk * kChunkColumns + lane % 4 * 32 + lane / 4 % 2 * 16;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    if (rows[n] == nullptr) continue;
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const bool there = begin + 4 * v < columns;
+      const uint4 bits = there ? static_cast<const uint4*>(rows[n])[begin / 4 + v] : uint4{0, 0, 0, 0};
+      b[n][4 * v] = bits.x, b[n][4 * v + 1] = bits.y, b[n][4 * v + 2] = bits.z, b[n][4 * v + 3] = bits.w;
+    }
+  }
+}
+// ... split it, and give the other the part that is not theirs.
+template <int kTiles>
+__device__ inline void split_floats(uint32_t (&b)[kTiles][16]) {
+  const bool has_low = threadIdx.x / 4 % 2 != 0;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    uint32_t own[8], other[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      uint32_t high, low;
+      split(__uint_as_float(b[n][2 * i]), __uint_as_float(b[n][2 * i + 1]), high, low);
+      own[i] = has_low ? low : high;
+      other[i] = __shfl_xor_sync(~0u, has_low ? high : low, 4);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      b[n][i] = has_low ? other[i] : own[i], b[n][8 + i] = has_low ? own[i] : other[i];
   }
 }
 
@@ -93,57 +133,73 @@ __device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
   }
 }
 
-template <int kBlock, int kTiles, int kBuffers>
-__device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, const Run& run,
-                                    const RowBlock& block, const Split& k, const uint8_t* stages,
-                                    Ring<kStages>& ring, float4* buffers, Ring<kBuffers>& out) {
+template <int kBlock, int kTiles, int kStages, int kBuffers>
+__device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, const Groups& groups,
+                                    const Run& run, const RowBlock& block, const Split& k,
+                                    const uint8_t* stages, Ring<kStages>& ring, float4* buffers,
+                                    Ring<kBuffers>& out) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
             g = lane / 4;
   const int group = warp / k.parts, part = warp % k.parts;
   const int own_rows = (k.chunks - part + k.parts - 1) / k.parts;
   const int d = a.shape.model_chunks() * 128, i = a.shape.width_chunks() * 128;
   if (run.down) {
-    if (lane == 0) {
-      while (load_relaxed(w.ready + run.block) < static_cast<uint32_t>(tiles_of(a.shape, false)))
-        __nanosleep(20);
+    // One of a multiprocessor asks, or they would be in each other's way.
+    if (threadIdx.x == 0) {
+      const uint32_t* ready = counters_at(a.counters).ready + run.block;
+      while (load_relaxed(ready) < static_cast<uint32_t>(tiles_of(a.shape, false))) {
+      }
     }
-    __syncwarp();
+    meet(kReadyBarrier, kWarps * 32);
   }
-  const __nv_bfloat16* rows[kTiles];  // of this lane's token and part; null: no such row
+  const void* rows[kTiles];  // of this lane's token (and part, where it is split); null: no such row
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     const int row = n * kTokensOfTile + g / 2;
     rows[n] = nullptr;
-    if (row < block.count) {
-      rows[n] = run.down ? w.h + (static_cast<int64_t>(block.first + row) * 2 + g % 2) * i
-                         : w.x + (static_cast<int64_t>(w.row_token[block.first + row]) * 2 + g % 2) * d;
+    if (row >= block.count) continue;
+    if (run.down) {
+      rows[n] = w.h + (static_cast<int64_t>(block.first + row) * 2 + g % 2) * i;
+    } else {
+      const int64_t t = groups.row_token(block.first + row);
+      rows[n] = groups.are_few ? static_cast<const void*>(a.x + t * a.x_stride) : w.x + (t * 2 + g % 2) * d;
     }
   }
+  const bool are_floats = groups.are_few && !run.down;
   uint32_t b[kHeld][kTiles][16] = {};
   auto load = [&](int row) {
 #pragma unroll
     for (int c = 0; c < kHeld; ++c) {
       const int chunk = (row + c) * k.parts + part;
-      if (chunk < k.chunks) load_operands<kTiles>(rows, chunk, b[c]);
+      if (chunk >= k.chunks) continue;
+      if (are_floats) {
+        load_floats<kTiles>(rows, a.shape.model, chunk, b[c]);
+      } else {
+        load_operands<kTiles>(rows, chunk, b[c]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) {
+      if (are_floats && (row + c) * k.parts + part < k.chunks) split_floats<kTiles>(b[c]);
     }
   };
-  if (k.rows <= kHeld) load(0);
   for (int task = group; task < run.count + group; task += k.groups) {
     const int mine = task < run.count ? own_rows : 0;
     float sums[2][kTiles][4] = {};
     for (int row = 0; row < k.rows; row += kHeld) {
-      if (k.rows > kHeld) load(row);
-        // Stage c holds chunk c of these.
+      if (k.rows > kHeld || task == group) load(row);
+      // Stage c from here on holds chunk c of these.
+      const uint8_t* const first = stages + (ring.place * kWarps + warp) * chunk_bytes(kBlock);
 #pragma unroll
       for (int c = 0; c < kHeld; ++c) {
-        barrier_wait(ring.full + c, ring.parity);
-        const Codes codes = load_codes<kBlock>(stages + (c * kWarps + warp) * chunk_bytes(kBlock));
+        barrier_wait(ring.full + ring.place + c, ring.parity);
+        const Codes codes = load_codes<kBlock>(first + c * kWarps * chunk_bytes(kBlock));
         if (row + c < mine) multiply<kBlock, kTiles>(codes, b[c], sums);
         // Behind the products, which cannot be issued before the codes are in registers: right behind the
         // loads a copy can overtake them (docs/lab/2026-11-30-products-on-the-gpu.md).
-        warp_arrive(ring.empty + c);
+        warp_arrive(ring.empty + ring.place + c);
       }
-      ring.parity ^= 1;
+      ring.advance(kHeld);
     }
     out.wait_empty();
     float4* const to = buffers + (out.place * kWarps + warp) * kMaxTiles * 32 + lane;

@@ -18,26 +18,27 @@ NIBBLE_HOST_DEVICE inline int tiles_of(const MoeShape& s, bool down) {
   return down ? s.model_chunks() * 4 : s.width_chunks() * 8;
 }
 
+// Relative times of a pass over an expert's weights with one tile of tokens, and with two.
+inline constexpr int kOneTileCost = 1024, kTwoTilesCost = 1152;
+
 // Some rows of one expert: what one pass over its weights serves.
 struct RowBlock {
   const uint8_t *gate_up, *down;  // the expert's weights
   int expert, first, count;       // rows of the grouped order
 };
 
-// Where the workspace holds what. The first part is zeroed or written by the grouping kernel.
+// Where the workspace holds what. What is before h comes from the kernel that groups.
 struct Workspace {
   // [multiprocessors + 1] where each multiprocessor's share of the pairs of tiles of gate and up, or of down,
   // of all blocks begins.
   int *gate_up_share, *down_share;
-  int* blocks;         // [1] how many row blocks there are
-  RowBlock* block;     // [max blocks]
-  int* row_token;      // [R] token of a grouped row
-  int* grouped_row;    // [R] the inverse
-  uint32_t* ready;     // [max blocks] finished gate_up tasks of a block
-  uint32_t* finished;  // [1] finished down tasks of all blocks
-  __nv_bfloat16* x;    // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
-  __nv_bfloat16* h;    // [R, 2, I'] the activation's two parts, likewise
-  float* partial;      // [R, D'] products of down
+  int* blocks;       // [1] how many row blocks there are
+  RowBlock* block;   // [max blocks]
+  int* row_token;    // [R] token of a grouped row
+  int* grouped_row;  // [R] the inverse
+  __nv_bfloat16* x;  // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
+  __nv_bfloat16* h;  // [R, 2, I'] the activation's two parts, likewise
+  float* partial;    // [R, D'] products of down
   int64_t bytes;
 };
 
@@ -62,8 +63,6 @@ NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, 
   w.block = reinterpret_cast<RowBlock*>(take(blocks * static_cast<int64_t>(sizeof(RowBlock))));
   w.row_token = reinterpret_cast<int*>(take(rows * 4));
   w.grouped_row = reinterpret_cast<int*>(take(rows * 4));
-  w.ready = reinterpret_cast<uint32_t*>(take(blocks * 4));
-  w.finished = reinterpret_cast<uint32_t*>(take(4));
   w.x = reinterpret_cast<__nv_bfloat16*>(take(tokens * 2 * d * 2));
   w.h = reinterpret_cast<__nv_bfloat16*>(take(rows * 2 * i * 2));
   w.partial = reinterpret_cast<float*>(take(rows * d * 4));
@@ -71,7 +70,19 @@ NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, 
   return w;
 }
 
-// Rows in the order of experts, row blocks, the two parts of x; counters to zero.
+// What multiprocessors count for each other, in args.counters, a line for each. Whoever is last to need them
+// makes them zero again.
+struct Counters {
+  uint32_t* routed;    // rows that are routed
+  uint32_t* finished;  // down tasks of all blocks; then the multiprocessors that know it
+  uint32_t* ready;     // [max blocks] gate_up tasks of a block
+};
+inline constexpr int kCountersOfLine = 32;
+NIBBLE_HOST_DEVICE inline Counters counters_at(uint32_t* base) {
+  return {base, base + kCountersOfLine, base + 2 * kCountersOfLine};
+}
+
+// Rows in the order of experts, row blocks, and the two parts of x.
 cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream);
 
 }  // namespace nibble::cuda

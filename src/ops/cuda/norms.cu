@@ -13,8 +13,7 @@ __global__ void rms_norm_kernel(Rows<const float> x, const float* weight, float 
   __shared__ float s_warps[kWarp];
   const float* row = x.data + int64_t{blockIdx.x} * x.stride;
   float* out_row = out.data + int64_t{blockIdx.x} * out.stride;
-  const float factor = rms_factor(row, x.cols, eps, s_warps);
-  rms_scale(row, weight, factor, x.cols, out_row);
+  rms_norm_row(row, weight, x.cols, eps, s_warps, [&](int64_t c, float value) { out_row[c] = value; });
 }
 
 __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, const float* bias, float eps,

@@ -1,11 +1,8 @@
-// Queries, keys and values on their way into attention: a warp a head, whose elements stay in shared memory
-// between norm, rotation and where they go. Bytes: each element once read and once written.
-#include <algorithm>
-
-#include "ops/cuda/common.cuh"
+#include "base/numbers.h"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/prepare_attend.cuh"
 #include "ops/limits.h"
 
 namespace nibble::cuda {
@@ -29,34 +26,13 @@ __global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAt
   if (head >= query_heads + kv_heads) {
     const int width = p.kv.value_dim > 0 ? static_cast<int>(p.kv.value_dim) : dim;
     const float* value = p.v.data + t * p.v.stride + g * width;
+#pragma unroll 4
     for (int c = lane; c < width; c += kWarp) p.kv.values[token * width + c] = value[c];
     return;
   }
-
   float* x = is_query ? p.q.data + t * p.q.stride + head * dim : p.k.data + t * p.k.stride + g * dim;
   float* s_x = s_heads + threadIdx.x / kWarp * dim;
-  const float* weight = is_query ? p.q_norm : p.k_norm;
-  float square = 0;
-  for (int c = lane; c < dim; c += kWarp) {
-    s_x[c] = x[c];
-    square = fmaf(x[c], x[c], square);
-  }
-  if (weight != nullptr) {
-    const float factor = 1.0f / sqrtf(warp_sum(square) / static_cast<float>(dim) + p.eps);
-    for (int c = lane; c < dim; c += kWarp) s_x[c] = s_x[c] * factor * weight[c];
-  }
-  __syncwarp();
-  const int half = static_cast<int>(p.rope_table.cols) / 2;
-  const bool halves = p.rope_style == RopeStyle::kHalves;
-  const int step = halves ? 1 : 2, partner = halves ? half : 1;
-  const float* table = p.rope_table.data + t * p.rope_table.stride;
-  for (int i = lane; i < half; i += kWarp) {
-    float* first = s_x + i * step;
-    const float a = first[0], b = first[partner], cosine = table[i], sine = table[half + i];
-    first[0] = a * cosine - b * sine;
-    first[partner] = b * cosine + a * sine;
-  }
-  __syncwarp();
+  prepare_head(p, t, x, is_query ? p.q_norm : p.k_norm, s_x);
   float* out = is_query ? x : p.kv.keys + token * dim;
   for (int c = lane; c < dim; c += kWarp) out[c] = s_x[c];
 }

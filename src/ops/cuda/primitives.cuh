@@ -100,6 +100,12 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
   return value;
 }
 
+// `threads` threads of the block, in whole warps, wait for each other; number 0 is __syncthreads's.
+__device__ inline void meet(int number, int threads) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Programmatic dependent launch: what follows the wait sees all that the kernel before wrote; what may be
 // started early is what comes before the wait of the kernel after.
 __device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

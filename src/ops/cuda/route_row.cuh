@@ -57,6 +57,27 @@ __device__ inline int rank_of(const uint32_t* s_keys, int count, int i, int from
   return rank;
 }
 
+// From the scores of a row's chosen experts, best first, to their weights, by a warp: give(rank, weight).
+// Leaves other numbers in s_scores.
+template <class Give>
+__device__ inline void weigh_chosen(const RouterSpec& spec, int chosen, float* s_scores, Give give) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float divisor = 1;
+  if (spec.score == RouterScore::kSoftmaxChosen) {
+    float top = -INFINITY;
+    for (int a = lane; a < chosen; a += kWarp) top = fmaxf(top, s_scores[a]);
+    top = warp_max(top);
+    for (int a = lane; a < chosen; a += kWarp) s_scores[a] = exp_exactly(s_scores[a] - top);
+  }
+  if (spec.score == RouterScore::kSoftmaxChosen || spec.renormalize) {
+    float sum = 0;
+    for (int a = lane; a < chosen; a += kWarp) sum += s_scores[a];
+    sum = warp_sum(sum);
+    divisor = spec.score == RouterScore::kSoftmaxChosen ? sum : sum + spec.renormalize_epsilon;
+  }
+  for (int a = lane; a < chosen; a += kWarp) give(a, s_scores[a] / divisor * spec.scale);
+}
+
 // Bytes of shared memory that route_row takes.
 inline int route_shared_bytes(const RouteArgs& args) {
   return static_cast<int>(
@@ -126,21 +147,8 @@ __device__ inline void route_row(const RouteArgs& args, int64_t t, uint32_t* s_k
     s_weights[rank] = s_scores[e];
   }
   __syncthreads();
-  if (thread >= kWarp) return;
-  float divisor = 1;
-  if (spec.score == RouterScore::kSoftmaxChosen) {
-    float top = -INFINITY;
-    for (int a = thread; a < chosen; a += kWarp) top = fmaxf(top, s_weights[a]);
-    top = warp_max(top);
-    for (int a = thread; a < chosen; a += kWarp) s_weights[a] = exp_exactly(s_weights[a] - top);
-  }
-  if (spec.score == RouterScore::kSoftmaxChosen || spec.renormalize) {
-    float sum = 0;
-    for (int a = thread; a < chosen; a += kWarp) sum += s_weights[a];
-    sum = warp_sum(sum);
-    divisor = spec.score == RouterScore::kSoftmaxChosen ? sum : sum + spec.renormalize_epsilon;
-  }
-  for (int a = thread; a < chosen; a += kWarp) row_weights[a] = s_weights[a] / divisor * spec.scale;
+  if (thread < kWarp)
+    weigh_chosen(spec, chosen, s_weights, [&](int rank, float weight) { row_weights[rank] = weight; });
 }
 
 }  // namespace nibble::cuda

@@ -31,25 +31,36 @@ __global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to
   }
 }
 
-// Sixteen columns of this lane's token as eight pairs of each part.
-__device__ inline void load_rows(const float* row, int column, int k, bool vectors, uint32_t (&high)[8],
-                                 uint32_t (&low)[8]) {
+// Sixteen columns of this lane's row of x.
+struct RowPiece {
+  float4 x[4];
+};
+// row null: zeros. vectors: aligned, and all columns are there.
+__device__ RowPiece load_piece(const float* row, int column, int k, bool vectors) {
+  RowPiece piece;
 #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    float4 x = {0, 0, 0, 0};
+    float4& x = piece.x[v];
+    x = {0, 0, 0, 0};
+    if (row == nullptr) continue;
     const int c = column + 4 * v;
-    if (row != nullptr) {
-      if (vectors) {
-        x = *reinterpret_cast<const float4*>(row + c);
-      } else {
-        if (c < k) x.x = row[c];
-        if (c + 1 < k) x.y = row[c + 1];
-        if (c + 2 < k) x.z = row[c + 2];
-        if (c + 3 < k) x.w = row[c + 3];
-      }
+    if (vectors) {
+      x = *reinterpret_cast<const float4*>(row + c);
+    } else {
+      if (c < k) x.x = row[c];
+      if (c + 1 < k) x.y = row[c + 1];
+      if (c + 2 < k) x.z = row[c + 2];
+      if (c + 3 < k) x.w = row[c + 3];
     }
-    split(x.x, x.y, high[2 * v], low[2 * v]);
-    split(x.z, x.w, high[2 * v + 1], low[2 * v + 1]);
+  }
+  return piece;
+}
+// As eight pairs of each part.
+__device__ void split_piece(const RowPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    split(piece.x[v].x, piece.x[v].y, high[2 * v], low[2 * v]);
+    split(piece.x[v].z, piece.x[v].w, high[2 * v + 1], low[2 * v + 1]);
   }
 }
 
@@ -65,9 +76,11 @@ __device__ void prepare_rows(const TileLinear& p, float* to, float* s_warps) {
   for (int r = 0; r < p.rows; ++r, to += columns) {
     const float* x = p.x + r * p.x_stride;
     if (p.prepare == Prepare::kNorm) {
-      const float factor = rms_factor(x, k, p.eps, s_warps);
-      rms_scale(x, p.norm, factor, k, to);
-      if (blockIdx.x == 0) rms_scale(x, p.norm, factor, k, p.normed + r * p.normed_stride);
+      float* normed = blockIdx.x == 0 ? p.normed + r * p.normed_stride : nullptr;
+      rms_norm_row(x, p.norm, k, p.eps, s_warps, [&](int64_t c, float value) {
+        to[c] = value;
+        if (normed != nullptr) normed[c] = value;
+      });
     } else {
       const float* up = p.up + r * p.up_stride;
       for (int c = static_cast<int>(threadIdx.x); c < k; c += kWarps * 32)
@@ -98,7 +111,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   }
   __syncwarp();
 
-  const int all = (static_cast<int>(p.k) + T::kColumns - 1) / T::kColumns;
+  const auto k = static_cast<int>(p.k);
+  const int all = (k + T::kColumns - 1) / T::kColumns;
   const int first = range_begin(warp, all), chunks = range_begin(warp + 1, all) - first;
   const uint64_t policy = evict_first_policy();
   int next_task = blockIdx.x, left = 0, stage = 0;
@@ -148,25 +162,31 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       const int row = row0 + n * kTokensOfTile + g;
       rows[n] = row < p.rows ? x + row * x_stride : nullptr;
     }
-    float sums[kTiles][2][4] = {};
-    for (int c = 0; c < chunks; ++c) {
-      uint32_t high[kTiles][8], low[kTiles][8];
-      auto load = [&](int part) {
+    // A piece of x ahead, which may have to come from L2.
+    RowPiece next[kTiles];
+    auto load = [&](int c, int part) {
+      const int column = (first + c) * T::kColumns + step_column<kKind>(q, part, 0);
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-          load_rows(rows[n], (first + c) * T::kColumns + step_column<kKind>(q, part, 0),
-                    static_cast<int>(p.k), vectors, high[n], low[n]);
-        }
-      };
-      load(0);
+      for (int n = 0; n < kTiles; ++n) next[n] = load_piece(rows[n], column, k, vectors);
+    };
+    float sums[kTiles][2][4] = {};
+    if (chunks > 0) load(0, 0);
+    for (int c = 0; c < chunks; ++c) {
       barrier_wait(barriers + stage, parity);
       const uint8_t* const chunk = stages + stage * T::kBytes;
 #pragma unroll
       for (int part = 0; part < T::kParts; ++part) {
+        uint32_t high[kTiles][8], low[kTiles][8];
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) split_piece(next[n], high[n], low[n]);
+        if (part + 1 < T::kParts) {
+          load(c, part + 1);
+        } else if (c + 1 < chunks) {
+          load(c + 1, 0);
+        }
         uint32_t a[2][4][4];
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) load_tile<kKind>(chunk, tile, lane, part, a[tile]);
-        if (part > 0) load(part);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -271,8 +291,8 @@ cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k) {
-  if (rows > kFewRows || (prepare == Prepare::kNorm && norm_threads(k) != kWideNormThreads)) return false;
+bool can_prepare(MatrixFormat format, int64_t rows, int64_t k) {
+  if (rows > kFewRows) return false;
   const int shared =
       with_kind(format, kMaxSharedBytes, []<Kind kKind>() -> int { return kSharedBytes<kKind, 1>; });
   return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;

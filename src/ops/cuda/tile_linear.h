@@ -59,7 +59,7 @@ struct TileLinear {
   int64_t up_stride = 0;
 };
 // Few rows, which every multiprocessor then prepares for itself.
-bool can_prepare(Prepare prepare, MatrixFormat format, int64_t rows, int64_t k);
+bool can_prepare(MatrixFormat format, int64_t rows, int64_t k);
 // For few rows none: then every warp splits what it reads of x in two; for more a kernel does it once.
 int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k);
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
