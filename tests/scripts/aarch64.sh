@@ -9,4 +9,4 @@ cmake --build build/aarch64 --target ops_test --parallel "${CMAKE_BUILD_PARALLEL
 tests=$(qemu-aarch64-static build/aarch64/tests/ops_test --gtest_list_tests)
 grep -q cpu_neon_dot <<<"$tests"
 qemu-aarch64-static build/aarch64/tests/ops_test --gtest_brief=1 \
-  --gtest_filter='*cpu_neon_dot*:Isa.*:VectorMath.*:WeightTiles.*:FixedRows.*'
+  --gtest_filter='*cpu_neon_dot*:Isa.*:VectorMath.*:WeightTiles.*:FixedRows.*:RowMajor.*:Rows.*'
