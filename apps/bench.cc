@@ -1,7 +1,10 @@
 // nibble bench: tokens a second of prompts and of decoding, beside what the memory could give.
 #include <fmt/format.h>
 
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "arithmetic.h"
 #include "commands.h"
@@ -25,6 +28,23 @@ struct Report {
   double share_of_ceiling(const Throughput& t) const { return t.weight_bytes_per_second() / read_ceiling; }
 };
 
+Result<std::vector<int64_t>> batches_of(const std::string& text) {
+  constexpr int64_t kMost = 1024;
+  std::vector<int64_t> batches;
+  for (size_t at = 0; at <= text.size();) {
+    const std::string word = text.substr(at, text.find(',', at) - at);
+    int64_t batch = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), batch);
+    if (error != std::errc() || end != word.data() + word.size() || batch < 1 || batch > kMost) {
+      return user_error("--batch: wanted numbers of 1 to {} such as 1,8,32, found '{}' in '{}'", kMost,
+                        word.substr(0, 40), text.substr(0, 80));
+    }
+    batches.push_back(batch);
+    at += word.size() + 1;
+  }
+  return batches;
+}
+
 Result<std::vector<Workload>> workloads_of(const BenchOptions& options) {
   std::vector<Workload> workloads;
   if (options.prompt_tokens > 0) {
@@ -32,7 +52,8 @@ Result<std::vector<Workload>> workloads_of(const BenchOptions& options) {
                          .tokens = options.prompt_tokens,
                          .chunk = options.model.prefill_chunk});
   }
-  for (int64_t batch : options.batches) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<int64_t> batches, batches_of(options.batches));
+  for (int64_t batch : batches) {
     if (options.new_tokens == 0) break;
     workloads.push_back({.name = fmt::format("tg{}", options.new_tokens),
                          .sequences = batch,
@@ -125,7 +146,11 @@ Status bench_command(const BenchOptions& options) {
   progress.clear();
   NIBBLE_ASSIGN_OR_RETURN(const LoadedModel model, std::move(loaded));
   for (const Workload& workload : workloads) {
-    NIBBLE_ASSIGN_OR_RETURN(Throughput result, measure(*model.decoder, workload, options.repetitions));
+    ProgressLine steps(fmt::format("{}, batch {}", workload.name, workload.sequences));
+    auto measured = measure(*model.decoder, workload, options.repetitions,
+                            [&](int64_t done, int64_t total) { steps.update_steps(done, total); });
+    steps.clear();
+    NIBBLE_ASSIGN_OR_RETURN(Throughput result, std::move(measured));
     report.results.push_back(std::move(result));
   }
   if (options.json) {

@@ -65,7 +65,7 @@ struct BenchOptions {
   ModelOptions model;
   int64_t prompt_tokens = 512;         // -p; 0: no prompt
   int64_t new_tokens = 128;            // -n; 0: no decoding
-  std::vector<int64_t> batches = {1};  // -b
+  std::string batches = "1";           // -b: 1,8,32
   int64_t repetitions = 5;             // -r
   bool json = false;
 };

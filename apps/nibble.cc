@@ -78,7 +78,8 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->group("Machine");
   command
       .add_option("--cpu-isa", o.cpu_isa,
-                  "Instruction set of the cpu backend (avx512_vnni, avx512, avx2, generic; default: the best here)")
+                  "Instruction set of the cpu backend (avx512_vnni, avx512, avx2, neon_dot, generic; default: "
+                  "the best here)")
       ->group("Machine");
   command
       .add_option("--tensor-cores", o.tensor_cores,
@@ -209,9 +210,7 @@ void add_bench(CLI::App& app, BenchOptions& o) {
       ->check(tokens)
       ->capture_default_str();
   bench.add_option("-b,--batch", o.batches, "Sequences that decode at once: 1,8,32")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->default_str("1");
+      ->capture_default_str();
   bench.add_option("-r,--repetitions", o.repetitions, "Of each test, behind a warm-up; the median counts")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}))
       ->capture_default_str();

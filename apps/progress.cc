@@ -29,29 +29,45 @@ std::string format_time_left(double seconds) {
 ProgressLine::ProgressLine(std::string what)
     : what_(std::move(what)), terminal_(::isatty(STDERR_FILENO) != 0), start_(Clock::now()), drawn_(start_) {}
 
-void ProgressLine::update(int64_t done_bytes, int64_t total_bytes, int64_t found_bytes) {
+bool ProgressLine::is_due() {
   constexpr auto kRedraw = std::chrono::milliseconds(100);
-  constexpr int64_t kBarWidth = 30;
-  if (total_bytes <= 0 || (!terminal_ && plain_interval_.count() == 0)) return;
+  if (!terminal_ && plain_interval_.count() == 0) return false;
   const Clock::time_point now = Clock::now();
   const Clock::duration interval = terminal_ ? Clock::duration(kRedraw) : Clock::duration(plain_interval_);
-  if (now - drawn_ < interval) return;
+  if (now - drawn_ < interval) return false;
   drawn_ = now;
-  const double bytes_per_s =
-      static_cast<double>(done_bytes - found_bytes) / std::chrono::duration<double>(now - start_).count();
-  const std::string numbers = fmt::format(
-      "{} of {}, {:.2f} GB/s{}", format_bytes(done_bytes), format_bytes(total_bytes), bytes_per_s / 1e9,
-      format_time_left(static_cast<double>(total_bytes - done_bytes) / bytes_per_s));
+  return true;
+}
+
+void ProgressLine::draw(int64_t done, int64_t total, const std::string& numbers) {
+  constexpr int64_t kBarWidth = 30;
   if (!terminal_) {
     log_info("{}: {}", what_, numbers);
     return;
   }
   // A share of the total, without the product that might not fit.
-  const auto filled = std::clamp(
-      static_cast<int64_t>(static_cast<double>(done_bytes) / static_cast<double>(total_bytes) * kBarWidth),
-      int64_t{0}, kBarWidth);
+  const auto filled =
+      std::clamp(static_cast<int64_t>(static_cast<double>(done) / static_cast<double>(total) * kBarWidth),
+                 int64_t{0}, kBarWidth);
   fmt::print(stderr, "\r{} [{:#<{}}{: <{}}] {}\x1b[K", what_, "", filled, "", kBarWidth - filled, numbers);
   std::fflush(stderr);
+}
+
+void ProgressLine::update(int64_t done_bytes, int64_t total_bytes, int64_t found_bytes) {
+  if (total_bytes <= 0 || !is_due()) return;
+  const double bytes_per_s = static_cast<double>(done_bytes - found_bytes) / seconds();
+  draw(done_bytes, total_bytes,
+       fmt::format("{} of {}, {:.2f} GB/s{}", format_bytes(done_bytes), format_bytes(total_bytes),
+                   bytes_per_s / 1e9,
+                   format_time_left(static_cast<double>(total_bytes - done_bytes) / bytes_per_s)));
+}
+
+void ProgressLine::update_steps(int64_t done, int64_t total) {
+  if (total <= 0 || !is_due()) return;
+  const double steps_per_s = static_cast<double>(done) / seconds();
+  draw(done, total,
+       fmt::format("step {} of {}{}", done, total,
+                   format_time_left(static_cast<double>(total - done) / steps_per_s)));
 }
 
 void ProgressLine::clear() {
@@ -60,9 +76,9 @@ void ProgressLine::clear() {
 
 void ProgressLine::finish(int64_t total_bytes) {
   clear();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-  log_info("{}: {} in {:.2f} s, {:.2f} GB/s", what_, format_bytes(total_bytes), seconds,
-           static_cast<double>(total_bytes) / seconds / 1e9);
+  const double all_seconds = seconds();
+  log_info("{}: {} in {:.2f} s, {:.2f} GB/s", what_, format_bytes(total_bytes), all_seconds,
+           static_cast<double>(total_bytes) / all_seconds / 1e9);
 }
 
 }  // namespace nibble

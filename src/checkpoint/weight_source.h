@@ -37,6 +37,8 @@ class WeightSource {
 
   virtual bool has(const std::string& name) const = 0;
   virtual int64_t total_bytes() const = 0;
+  // Whether matrices lie in mapped files, whose pages the kernel drops and reads again as it needs memory.
+  virtual bool is_mapped() const { return true; }
   virtual std::vector<StoredTensor> stored() const = 0;  // by name
 
   // A missing tensor, another type, another shape, and scales that are no numbers are errors that name the

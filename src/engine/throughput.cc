@@ -14,7 +14,8 @@ namespace {
 // Runs a workload, or the beginning of it.
 class Runner {
  public:
-  Runner(Decoder& decoder, const Workload& workload) : decoder_(decoder), workload_(workload) {
+  Runner(Decoder& decoder, const Workload& workload, const StepProgress& progress)
+      : decoder_(decoder), workload_(workload), progress_(progress) {
     std::mt19937 random(1);
     std::uniform_int_distribution<int32_t> id(0, static_cast<int32_t>(decoder.spec().vocab - 1));
     ids_S_.resize(static_cast<size_t>(workload.sequences));
@@ -31,6 +32,9 @@ class Runner {
     }
     return all;
   }
+
+  // How many steps all calls of run() will have made together.
+  void expect(int64_t steps) { expected_ = steps; }
 
   // Seconds of all steps together. `after_step(rows, logits)` is called behind each and counts as its time.
   template <class AfterStep>
@@ -49,6 +53,7 @@ class Runner {
         steps[s].logits = logits ? WantLogits::kLast : WantLogits::kNone;
       }
       NIBBLE_RETURN_IF_ERROR(decoder_.forward(steps, trace).status());
+      if (progress_) progress_(++done_, expected_);
       after_step(workload_.sequences * chunks[c], logits);
       at += count;
     }
@@ -60,6 +65,8 @@ class Runner {
  private:
   Decoder& decoder_;
   const Workload& workload_;
+  const StepProgress& progress_;
+  int64_t done_ = 0, expected_ = 0;
   std::vector<std::vector<int32_t>> ids_S_;
 };
 
@@ -115,17 +122,19 @@ DecoderOptions options_for(const std::vector<Workload>& workloads) {
   return options;
 }
 
-Result<Throughput> measure(Decoder& decoder, const Workload& workload, int64_t repetitions) {
+Result<Throughput> measure(Decoder& decoder, const Workload& workload, int64_t repetitions,
+                           const StepProgress& progress) {
   NIBBLE_CHECK(repetitions >= 1 && workload.tokens >= 1);
   Throughput result{.workload = workload, .seconds = {}};
-  Runner runner(decoder, workload);
+  Runner runner(decoder, workload, progress);
   const std::vector<int64_t> chunks = runner.chunks();
-  NIBBLE_RETURN_IF_ERROR(count_weights(decoder, runner, result));
   // A backend that records steps does so when a shape comes again (Ops::repeat), and a traced one does not
   // count: the shapes are those of the first and the last step.
   constexpr int kWarmUps = 3;
   const std::vector<int64_t> shapes =
       chunks.size() > 1 ? std::vector{chunks.front(), chunks.back()} : std::vector{chunks.front()};
+  runner.expect((1 + repetitions) * std::ssize(chunks) + kWarmUps * std::ssize(shapes));
+  NIBBLE_RETURN_IF_ERROR(count_weights(decoder, runner, result));
   auto nothing = [](int64_t /*rows*/, bool /*logits*/) {};
   for (int i = 0; i < kWarmUps; ++i) NIBBLE_RETURN_IF_ERROR(runner.run(shapes, nullptr, nothing).status());
   for (int64_t i = 0; i < repetitions; ++i) {

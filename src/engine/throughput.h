@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,13 @@ struct Throughput {
 // What a decoder needs to run all of them.
 DecoderOptions options_for(const std::vector<Workload>& workloads);
 
-// Warms up, counts the experts that are chosen (the same in every repetition), then measures. REQUIRES
+// Steps done, of all of a measure(), warm-up included.
+using StepProgress = std::function<void(int64_t done, int64_t total)>;
+
+// Warms up, counts the experts that are chosen (the same in every repetition), then measures. What `progress`
+// takes behind each step counts as its time. REQUIRES
 // repetitions >= 1, and a decoder with options_for of this workload whose sequences are all free.
-Result<Throughput> measure(Decoder& decoder, const Workload& workload, int64_t repetitions);
+Result<Throughput> measure(Decoder& decoder, const Workload& workload, int64_t repetitions,
+                           const StepProgress& progress = {});
 
 }  // namespace nibble

@@ -1,13 +1,59 @@
 #include "model/loaded_model.h"
 
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "base/numbers.h"
+
 namespace nibble {
+namespace {
+
+// Bytes of the weights that the backend will hold in a form of its own.
+int64_t bytes_to_copy(const WeightSource& source, const Ops& ops) {
+  int64_t total = 0;
+  for (const StoredTensor& tensor : source.stored()) {
+    for (const MatrixFormatInfo& info : matrix_formats()) {
+      if (tensor.format == info.name && ops.copies_weights(info.format)) total += tensor.bytes;
+    }
+  }
+  return total;
+}
+
+// Refuses what cannot fit before anything large is read. A model that lies in mapped files can run from them.
+Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
+                   const DecoderOptions& options) {
+  MemoryPlan plan{.copies = bytes_to_copy(source, ops), .most = ops.memory().most_bytes()};
+  NIBBLE_ASSIGN_OR_RETURN(plan.working, Decoder::plan_bytes(spec, options));
+  std::string wanted;
+  switch (fit_of(plan)) {
+    case MemoryFit::kAll:
+      return {};
+    case MemoryFit::kNothing:
+      return user_error("KV cache and activations: wanted {} of memory, but only {} is available",
+                        format_bytes(plan.working), format_bytes(plan.most));
+    case MemoryFit::kNotWeights:
+      wanted = fmt::format(
+          "wanted {} of memory for weights and {} for KV cache and activations, but only {} is available",
+          format_bytes(plan.copies), format_bytes(plan.working), format_bytes(plan.most));
+  }
+  if (!source.is_mapped() || !ops.use_host_weights()) return user_error("{}", wanted);
+  log_warning("{}: weights stay in their files, which is slow", wanted);
+  return {};
+}
+
+}  // namespace
+
+MemoryFit fit_of(const MemoryPlan& plan) {
+  if (plan.working > plan.most) return MemoryFit::kNothing;
+  return plan.copies > plan.most - plan.working ? MemoryFit::kNotWeights : MemoryFit::kAll;
+}
 
 Result<LoadedModel> load_model(std::unique_ptr<WeightSource> source, ModelSpec spec, std::unique_ptr<Ops> ops,
                                const DecoderOptions& options, const LoadProgress& progress) {
   LoadedModel model;
   model.ops = std::move(ops);
   model.weights = std::move(source);
-  NIBBLE_RETURN_IF_ERROR(Decoder::plan_bytes(spec, options).status());
+  NIBBLE_RETURN_IF_ERROR(plan_memory(spec, *model.weights, *model.ops, options));
   NIBBLE_ASSIGN_OR_RETURN(ModelWeights weights,
                           load_weights(spec, *model.weights, *model.ops, options.arithmetic, progress));
   model.weights->release([&](MatrixFormat format) { return model.ops->copies_weights(format); });

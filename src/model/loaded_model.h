@@ -16,8 +16,17 @@ struct LoadedModel {
   std::unique_ptr<Decoder> decoder;
 };
 
-// `spec` is that of the files behind `weights`. The memory of KV cache and activations is checked to be
-// plannable before anything large is read.
+// Bytes that a model takes.
+struct MemoryPlan {
+  int64_t working = 0;  // KV cache and activations
+  int64_t copies = 0;   // weights in a form of the backend's own
+  int64_t most = 0;     // that there are
+};
+enum class MemoryFit { kAll, kNotWeights, kNothing };
+MemoryFit fit_of(const MemoryPlan& plan);
+
+// `spec` is that of the files behind `weights`. What does not fit in memory is refused before anything
+// large is read; weights that alone do not are used out of their mapped files where the backend can.
 Result<LoadedModel> load_model(std::unique_ptr<WeightSource> weights, ModelSpec spec,
                                std::unique_ptr<Ops> ops, const DecoderOptions& options,
                                const LoadProgress& progress = {});

@@ -26,6 +26,7 @@ class SyntheticWeights : public WeightSource {
 
   bool has(const std::string& name) const override;
   int64_t total_bytes() const override;
+  bool is_mapped() const override { return false; }
   std::vector<StoredTensor> stored() const override;
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape) override;
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k) override;

@@ -12,7 +12,8 @@ namespace nibble {
 
 struct BackendOptions {
   int threads = 0;      // 0: as many as this process may use
-  std::string cpu_isa;  // kernels of the cpu backend: "avx512_vnni", "avx512", "avx2", "generic"; "": the best of them here
+  // Kernels of the cpu backend: "avx512_vnni", "avx512", "avx2", "neon_dot", "generic"; "": the best here.
+  std::string cpu_isa;
   // Whether the cuda backend multiplies BF16, NVFP4 and MXFP4 weights on tensor cores: "on" (an error for
   // experts that it cannot), "off", "": where it can. The sums differ in their last bits, so this never
   // depends on the step.

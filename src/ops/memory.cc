@@ -2,9 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "base/numbers.h"
@@ -12,16 +14,33 @@
 namespace nibble {
 namespace {
 
-// MemAvailable of /proc/meminfo; nothing where it cannot be read.
-int64_t available_bytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  int64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    std::getline(meminfo, unit);
-    if (key == "MemAvailable:") return kib * 1024;
+// The value behind `key` in lines of keys and values.
+std::optional<int64_t> value_of(const std::string& path, const std::string& wanted) {
+  std::ifstream lines(path);
+  std::string key, rest;
+  int64_t value = 0;
+  while (lines >> key >> value) {
+    if (key == wanted) return value;
+    std::getline(lines, rest);
   }
-  return INT64_MAX;
+  return std::nullopt;
+}
+// A file that holds a number ("max", which cgroups write for none, is no number).
+std::optional<int64_t> number_in(const std::string& path) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  return file >> number ? std::optional(number) : std::nullopt;
+}
+
+// What the cgroup's limit leaves; pages of files count as free, since the kernel drops them where it has to.
+std::optional<int64_t> cgroup_bytes(const std::string& folder, const std::string& limit_file,
+                                    const std::string& usage_file, const std::string& prefix) {
+  const std::optional<int64_t> limit = number_in(folder + limit_file), usage = number_in(folder + usage_file);
+  if (!limit || !usage) return std::nullopt;
+  int64_t files = 0;
+  for (const char* key : {"inactive_file", "active_file"})
+    files += value_of(folder + "memory.stat", prefix + key).value_or(0);
+  return std::max<int64_t>(0, *limit - std::max<int64_t>(0, *usage - files));
 }
 
 constexpr int64_t kHugePage = 2 << 20;           // x86-64's, and others' with pages of 4 KiB
@@ -33,7 +52,7 @@ class HostMemory final : public Memory {
     NIBBLE_CHECK(bytes >= 0);
     constexpr int64_t kAskAbove = 1 << 20;  // below, /proc/meminfo costs more than it protects
     if (bytes > kAskAbove) {
-      if (int64_t available = available_bytes(); bytes > available) {
+      if (int64_t available = most_bytes(); bytes > available) {
         return user_error("{}: wanted {} of memory, but only {} is available", purpose, format_bytes(bytes),
                           format_bytes(available));
       }
@@ -44,6 +63,7 @@ class HostMemory final : public Memory {
     if (address == nullptr) return user_error("{}: no memory for {}", purpose, format_bytes(bytes));
     return address;
   }
+  int64_t most_bytes() const override { return available_host_bytes(); }
   void free(void* address) override { std::free(address); }  // NOLINT(cppcoreguidelines-no-malloc)
   void upload(void* to, const void* from_host, int64_t bytes) override {
     if (bytes > 0) std::memcpy(to, from_host, static_cast<size_t>(bytes));
@@ -58,6 +78,17 @@ class HostMemory final : public Memory {
 Memory& host_memory() {
   static HostMemory memory;
   return memory;
+}
+
+int64_t available_host_bytes(const std::string& root) {
+  int64_t bytes = INT64_MAX;
+  auto at_most = [&](std::optional<int64_t> limit) { bytes = std::min(bytes, limit.value_or(bytes)); };
+  const std::optional<int64_t> kib = value_of(root + "/proc/meminfo", "MemAvailable:");
+  at_most(kib ? std::optional(*kib * 1024) : std::nullopt);
+  at_most(cgroup_bytes(root + "/sys/fs/cgroup/", "memory.max", "memory.current", ""));
+  at_most(cgroup_bytes(root + "/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes",
+                       "total_"));
+  return bytes;
 }
 
 void use_huge_pages(const Buffer& host_buffer) {

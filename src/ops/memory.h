@@ -14,6 +14,8 @@ class Memory {
   virtual ~Memory() = default;
   // At least 64-byte aligned. What does not fit is an error that names `purpose` and the bytes.
   virtual Result<void*> allocate(int64_t bytes, const std::string& purpose) = 0;
+  // No more than this can be had now, as far as is known.
+  virtual int64_t most_bytes() const { return INT64_MAX; }
   virtual void free(void* address) = 0;
   virtual void upload(void* to, const void* from_host, int64_t bytes) = 0;
   virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
@@ -57,6 +59,10 @@ class Buffer {
 // The process's own memory; used by the reference and cpu backends. Refuses what would take more than the
 // machine has free, instead of letting the kernel kill something later.
 Memory& host_memory();
+
+// What this process may still take of the machine's memory: what the kernel calls available, within the limit
+// of its cgroup. INT64_MAX where neither is known. `root` stands before the paths of the kernel's files.
+int64_t available_host_bytes(const std::string& root = "");
 
 // Asks for huge pages under a buffer of host_memory() that is read whole, as weights are: a core reads a
 // fifth faster where it looks up fewer pages. A hint. Not for what is used in part: it would take whole huge

@@ -108,6 +108,10 @@ class Ops {
   // Whether the bytes of matrices of this format that were placed for products are no longer needed behind
   // place() and place_experts().
   virtual bool copies_weights(MatrixFormat /*format*/) const { return false; }
+  // For a model that is larger than memory: from here on place() and place_experts() copy no weights, but
+  // keep pointing to the host bytes, however slow products with them are, and copies_weights() is false.
+  // Returns whether this backend can.
+  virtual bool use_host_weights() { return false; }
   // Bytes a second that this backend's processors read from memory, in sequence and with all of them: the
   // ceiling of what reads each weight once. Measures it now, on memory far beyond the caches, which takes
   // some 100 ms.

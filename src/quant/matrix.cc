@@ -76,6 +76,8 @@ const MatrixFormatInfo& matrix_format_info(MatrixFormat format) {
   return info;
 }
 
+std::span<const MatrixFormatInfo> matrix_formats() { return kTable; }
+
 std::string_view matrix_format_name(MatrixFormat format) { return matrix_format_info(format).name; }
 
 std::optional<MatrixFormat> plain_matrix_format(DType dtype) {

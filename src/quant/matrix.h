@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "quant/dtype.h"
@@ -48,6 +49,7 @@ struct MatrixFormatInfo {
 };
 
 const MatrixFormatInfo& matrix_format_info(MatrixFormat format);
+std::span<const MatrixFormatInfo> matrix_formats();  // all of them
 std::string_view matrix_format_name(MatrixFormat format);
 // Of a matrix of plain F32, F16 or BF16 numbers; nothing for other dtypes.
 std::optional<MatrixFormat> plain_matrix_format(DType dtype);

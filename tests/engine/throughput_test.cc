@@ -22,7 +22,14 @@ LoadedModel load(const std::vector<Workload>& workloads) {
 TEST(Throughput, OneSequenceReadsWhatATokenReads) {
   const Workload decode{.name = "tg7", .tokens = 7, .decodes = true};
   const LoadedModel model = load({decode});
-  const Throughput found = measure(*model.decoder, decode, 2).value();
+  std::vector<std::pair<int64_t, int64_t>> reports;
+  const Throughput found = measure(*model.decoder, decode, 2, [&](int64_t done, int64_t total) {
+                             reports.emplace_back(done, total);
+                           }).value();
+  // The last of all steps is the last.
+  ASSERT_FALSE(reports.empty());
+  for (size_t i = 0; i < reports.size(); ++i)
+    EXPECT_EQ(reports[i], std::pair(static_cast<int64_t>(i) + 1, std::ssize(reports)));
   EXPECT_EQ(found.seconds.size(), 2u);
   EXPECT_GT(found.seconds[0], 0);
   EXPECT_LE(found.seconds[0], found.seconds[1]);

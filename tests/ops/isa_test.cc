@@ -81,6 +81,71 @@ TEST(Isa, WeightsInTilesGiveTheSameBitsOnAll) {
   }
 }
 
+// The same on other machines: what one of each kind gave (x86-64 and aarch64), from data that every one draws
+// alike.
+TEST(Isa, WeightsInTilesGiveTheSameBitsOnEveryMachine) {
+  using enum MatrixFormat;
+  constexpr int64_t kRows = 9, kN = 50, kK = 416;
+  for (auto [format, wanted] : {std::pair{kNvfp4, 3758981964u}, {kMxfp4, 4043799169u}, {kQ4, 1834878857u}}) {
+    Random random(53);
+    std::mt19937& draw = random.engine();
+    TestMatrix w(random, format, kN, kK, 0.3f);
+    draw.seed(53);
+    for (uint8_t& code : w.codes) code = static_cast<uint8_t>(draw() & 255u);
+    for (size_t i = 0; i < w.scales.size(); ++i) {
+      // e4m3 of both signs without NaN; e8m0 around 1; float16 of up to 2.
+      const uint32_t bits = draw();
+      if (format == kNvfp4) w.scales[i] = static_cast<uint8_t>(bits & 0xF7u);
+      if (format == kMxfp4) w.scales[i] = static_cast<uint8_t>(110 + bits % 30);
+      if (format == kQ4) w.scales[i] = static_cast<uint8_t>(bits & (i % 2 == 0 ? 0xFFu : 0x3Fu));
+    }
+    RowsBuffer x(kRows, kK);
+    for (int64_t t = 0; t < kRows; ++t) {
+      for (int64_t i = 0; i < kK; ++i) {
+        const auto fraction = static_cast<float>(static_cast<int32_t>(draw()) >> 8);
+        x.view().row(t)[i] = std::ldexp(fraction, -static_cast<int>(draw() % 40));
+      }
+    }
+    for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+      RowsBuffer out(kRows, kN);
+      make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, out.view());
+      uint32_t hash = 2166136261u;  // FNV-1a
+      for (int64_t t = 0; t < kRows; ++t) {
+        for (int64_t n = 0; n < kN; ++n)
+          hash = (hash ^ std::bit_cast<uint32_t>(out.read().row(t)[n])) * 16777619u;
+      }
+      EXPECT_EQ(hash, wanted) << kernels->isa << ", " << matrix_format_name(format);
+    }
+  }
+}
+
+// Squares beyond float32's range.
+TEST(Rows, NormsOfLargeRowsAreNotZero) {
+  Random random(54);
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    for (int64_t n : {1, 17, 400}) {
+      for (int exponent : {63, 64, 90, 120}) {
+        std::vector<float> x = random.floats(n), weight = random.floats(n), out(static_cast<size_t>(n));
+        double sum = 0;
+        for (float& value : x) {
+          value = std::ldexp(value, exponent);
+          sum += static_cast<double>(value) * value;
+        }
+        kernels->rms_norm(x.data(), weight.data(), 1e-6f, n, out.data());
+        const double scale = 1 / std::sqrt(sum / static_cast<double>(n));
+        for (size_t i = 0; i < x.size(); ++i) {
+          const double wanted = x[i] * scale * weight[i];
+          ASSERT_NEAR(out[i], wanted, (static_cast<double>(n) / 16 + 10) * kEpsilon * std::fabs(wanted))
+              << kernels->isa << ", 2^" << exponent << ", " << n << " columns";
+        }
+      }
+    }
+    float endless[2] = {INFINITY, 1}, ones[2] = {1, 1}, out[2];
+    kernels->rms_norm(endless, ones, 1e-6f, 2, out);
+    EXPECT_TRUE(std::isnan(out[0])) << kernels->isa;
+  }
+}
+
 double ulp(double value) {
   int exponent = 0;
   std::frexp(value, &exponent);

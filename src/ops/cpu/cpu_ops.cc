@@ -34,7 +34,10 @@ class CpuOps final : public Ops {
     return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
   }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
-  bool copies_weights(MatrixFormat format) const override { return cpu::tile_format(format).has_value(); }
+  bool copies_weights(MatrixFormat format) const override {
+    return !uses_host_weights_ && cpu::tile_format(format).has_value();
+  }
+  bool use_host_weights() override { return uses_host_weights_ = true; }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;
     if (use == MatrixUse::kProducts) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
@@ -249,37 +252,48 @@ class CpuOps final : public Ops {
   }
 
  private:
-  // Brings those that can be tiles into that form, in memory of their own.
+  // Brings those that can be tiles into that form, in memory of their own. What could be by its format, but
+  // is not, is copied as it is: copies_weights() goes by the format.
   Status place_all(const std::vector<Matrix*>& matrices) {
-    auto bytes_of = [](const Matrix& m) {
-      const std::optional<MatrixFormat> format = cpu::tile_format(m.format);
-      return format ? round_up(cpu::tile_bytes(*format, m.n, m.k), kAlign) : 0;
-    };
+    std::vector<Placing> all;
     int64_t total = 0;
-    std::vector<TilesTask> tasks;
-    for (const Matrix* m : matrices) {
-      if (bytes_of(*m) == 0) continue;
-      const int64_t tiles = ceil_div(m->n, cpu::kTileWeightRows);
-      for (int64_t first = 0; first < tiles; first += kTilesPerTask)
-        tasks.push_back({*m, first, std::min(tiles, first + kTilesPerTask), total});
-      total += bytes_of(*m);
+    for (Matrix* m : matrices) {
+      if (!copies_weights(m->format)) continue;
+      Placing p{.to = m, .from = *m, .at = total, .tiles = cpu::can_be_tiles(*m)};
+      const int64_t bytes = p.tiles ? cpu::tile_bytes(*cpu::tile_format(m->format), m->n, m->k)
+                                    : matrix_bytes(m->format, m->n, m->k);
+      total += round_up(bytes, kAlign);
+      all.push_back(p);
     }
     if (total == 0) return {};
     NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory(), total, "weights"));
     use_huge_pages(buffer);
-    uint8_t* bytes = buffer.as<uint8_t>();
+    auto* const bytes = buffer.as<uint8_t>();
+    std::vector<TilesTask> tasks;
+    for (const Placing& p : all) {
+      const int64_t tiles = p.tiles ? ceil_div(p.from.n, cpu::kTileWeightRows) : 0;
+      for (int64_t first = 0; first < tiles; first += kTilesPerTask)
+        tasks.push_back({&p, first, std::min(tiles, first + kTilesPerTask)});
+    }
     pool_.parallel_for(std::ssize(tasks), [&](int64_t i) {
       const TilesTask& task = tasks[static_cast<size_t>(i)];
-      cpu::make_tiles(task.matrix, task.first, task.last, bytes + task.at);
+      cpu::make_tiles(task.placing->from, task.first, task.last, bytes + task.placing->at);
     });
-    for (Matrix* m : matrices) {
-      const int64_t own = bytes_of(*m);
-      if (own == 0) continue;
-      m->format = *cpu::tile_format(m->format);
-      m->codes = bytes;
-      m->scales = nullptr;
-      m->tiled = true;
-      bytes += own;
+    for (const Placing& p : all) {
+      uint8_t* const to = bytes + p.at;
+      p.to->codes = to;
+      if (p.tiles) {
+        p.to->format = *cpu::tile_format(p.from.format);
+        p.to->scales = nullptr;
+        p.to->tiled = true;
+        continue;
+      }
+      const int64_t code_bytes = matrix_code_bytes(p.from.format, p.from.n, p.from.k),
+                    scale_bytes = matrix_scale_bytes(p.from.format, p.from.n, p.from.k);
+      std::memcpy(to, p.from.codes, static_cast<size_t>(code_bytes));
+      if (scale_bytes == 0) continue;
+      std::memcpy(to + code_bytes, p.from.scales, static_cast<size_t>(scale_bytes));
+      p.to->scales = to + code_bytes;
     }
     weights_.push_back(std::move(buffer));
     return {};
@@ -290,16 +304,24 @@ class CpuOps final : public Ops {
     const Product* product;
     int64_t first, last;
   };
-  // Some tiles of a matrix, and the place of all of them.
+  // A matrix on its way into memory of its own.
+  struct Placing {
+    Matrix* to;
+    Matrix from;
+    int64_t at;  // in the memory of all
+    bool tiles;
+  };
+  // Some tiles of it.
   struct TilesTask {
-    Matrix matrix;
-    int64_t first, last, at;
+    const Placing* placing;
+    int64_t first, last;
   };
   static constexpr int64_t kTilesPerTask = 8, kAlign = 64;
 
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
-  std::vector<Buffer> weights_;  // in tiles
+  bool uses_host_weights_ = false;
+  std::vector<Buffer> weights_;  // in tiles, most of them
   // Grow to the largest step and stay.
   cpu::Scratch attend_scratch_, select_scratch_;
   cpu::Scratch packed_[std::size(cpu::kPackedGroupFloats)];

@@ -21,10 +21,17 @@ void fixed_group(const float* x, int64_t columns, FixedGroup& out) {
   for (float lane : lanes) lanes[0] = lane > lanes[0] ? lane : lanes[0];
   int32_t largest_bits = 0;
   __builtin_memcpy(&largest_bits, lanes, sizeof(largest_bits));
-  // largest < 2^(exponent - 126), and scale = 2^(exponent - 148) makes a q below 2^22 of it. Of numbers below
-  // 2^-105 the scale would be no normal float: they keep fewer bits.
-  const int32_t exponent = (largest_bits >> 23) < 22 ? 22 : largest_bits >> 23;
-  const int32_t scale_bits = (exponent - 21) << 23, inverse_bits = (275 - exponent) << 23;
+  // largest < 2^(exponent - 126), and scale = 2^(exponent - 148) makes a q below 2^22 of it. Below 2^-126 the
+  // scale is no normal float, and its inverse none at all: such rows are multiplied by 2^64 first.
+  int32_t exponent = largest_bits >> 23;
+  int32_t scale_bits = (exponent - 21) << 23;
+  if (exponent < 22) {
+    scale_bits = 1 << (exponent + 1);
+    for (int64_t i = 0; i < kPackedColumns; i += kLanes)
+      store(values + i, mul(load(values + i), splat(0x1p64f)));
+    exponent += 64;
+  }
+  const int32_t inverse_bits = (275 - exponent) << 23;
   __builtin_memcpy(&out.scale, &scale_bits, sizeof(out.scale));
   const Vec inverse = from_bits(splat_int(inverse_bits));
   const Vec round = splat(0x1.8p23f);  // adding it rounds to an integer, which sits in the lowest bits

@@ -2,6 +2,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace nibble::cpu {
@@ -28,6 +31,12 @@ bool machine_has_avx512() { return false; }
 bool machine_has_avx512_vnni() { return false; }
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+bool machine_has_neon_dot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#else
+bool machine_has_neon_dot() { return false; }
+#endif
+
 }  // namespace
 
 std::vector<const Kernels*> usable_kernels() {
@@ -35,6 +44,7 @@ std::vector<const Kernels*> usable_kernels() {
   if (kernels_avx512_vnni() != nullptr && machine_has_avx512_vnni()) usable.push_back(kernels_avx512_vnni());
   if (kernels_avx512() != nullptr && machine_has_avx512()) usable.push_back(kernels_avx512());
   if (kernels_avx2() != nullptr && machine_has_avx2()) usable.push_back(kernels_avx2());
+  if (kernels_neon_dot() != nullptr && machine_has_neon_dot()) usable.push_back(kernels_neon_dot());
   usable.push_back(kernels_generic());
   return usable;
 }

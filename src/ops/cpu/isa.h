@@ -12,7 +12,7 @@ namespace nibble::cpu {
 // Those that can run here, best first; "generic" is always the last.
 std::vector<const Kernels*> usable_kernels();
 
-// By name ("avx512", "avx2", "generic"); "" is the best one.
+// By name ("avx512", "neon_dot", "generic"); "" is the best one.
 Result<const Kernels*> find_kernels(const std::string& isa);
 
 }  // namespace nibble::cpu

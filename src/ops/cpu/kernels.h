@@ -6,7 +6,7 @@
 // generic path calls.
 //
 // Vectors have 16 float lanes on every instruction set (one, two or four registers), so lane orders, and with
-// FMA the bits too, are the same on all of them. AVX2 and AVX-512 agree bit for bit.
+// FMA the bits too, are the same on all of them. AVX2, AVX-512 and NEON agree bit for bit.
 #pragma once
 
 #include <stdint.h>
@@ -49,7 +49,8 @@ inline constexpr int64_t kPackedGroupFloats[] = {kPackedColumns, sizeof(FixedGro
 inline constexpr int64_t kTileWeightRows = kLanes;
 
 // MatrixFormat of quant/matrix.h without what that header includes; NVFP4, MXFP4 and q4 in tiles; kDecoded is
-// any format without a kernel of its own, whose rows become floats by `decode`.
+// any format without a kernel of its own (4-bit rows that are not in tiles, too), whose rows become floats by
+// `decode`.
 enum class WeightFormat { kF32, kF16, kBF16, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block, kDecoded };
 
 // NaN among scales and FP8 codes is refused at load: here e4m3 reads it as 480, e8m0 as infinity.
@@ -60,8 +61,8 @@ struct Weights {
   const void* scales;  // as MatrixFormat says; not of tiles
   int64_t n, k;
   float tensor_scale;  // on the finished sum
-  // kDecoded: MatrixFormatInfo's, of a format that has no scales apart from its codes.
-  int64_t group, group_bytes;
+  // kDecoded: MatrixFormatInfo's, of a format whose scales are of one row each.
+  int64_t group, group_bytes, scale_columns, scale_bytes;
   void (*decode)(const void* codes, const void* scales, int64_t count, float* out);
 };
 
@@ -191,5 +192,6 @@ const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_vnni();
+const Kernels* kernels_neon_dot();
 
 }  // namespace nibble::cpu

@@ -6,7 +6,6 @@ inline float first_lane(Vec a) {
   store(lanes, a);
   return lanes[0];
 }
-NIBBLE_INLINE Vec load_up_to(const float* p, int64_t n) { return n >= kLanes ? load(p) : load_tail(p, n); }
 NIBBLE_INLINE Vec sigmoid(Vec x) { return div(splat(1.0f), add(splat(1.0f), exp(negate(x)))); }
 
 void sigmoid_array(const float* x, int64_t n, float* out) {

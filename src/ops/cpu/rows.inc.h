@@ -1,5 +1,7 @@
 // Operations on one row or array, memory-bound: each reads its operands once and writes once.
 
+NIBBLE_INLINE Vec load_up_to(const float* p, int64_t n) { return n >= kLanes ? load(p) : load_tail(p, n); }
+
 // out[i] = f(a[i]) and out[i] = f(a[i], b[i]); out may be a or b.
 template <class F>
 inline void map(const float* a, int64_t n, float* out, F f) {
@@ -52,17 +54,28 @@ void multiply_by(float factor, int64_t n, float* x) {
   map(x, n, x, [f = splat(factor)](Vec a) { return mul(a, f); });
 }
 
-// out = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in float32, lane i taking every 16th.
-void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+// Of x * factor.
+inline float sum_of_squares(const float* x, float factor, int64_t n) {
   Vec squares = zero();
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-  if (i < n) {
-    Vec rest = load_tail(x + i, n - i);
-    squares = fma(rest, rest, squares);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec v = mul(load_up_to(x + i, n - i), splat(factor));
+    squares = fma(v, v, squares);
   }
-  const Vec scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(n) + eps));
-  map(x, weight, n, out, [scale](Vec a, Vec w) { return mul(mul(a, scale), w); });
+  return sum(squares);
+}
+
+// out = x / sqrt(mean(x^2) + eps) * weight. The squares are summed in float32, lane i taking every 16th; of a
+// row whose squares are beyond float32, those of a small power of two of it.
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  float factor = 1.0f, squares = sum_of_squares(x, factor, n);
+  if (squares > 0x1.fffffep127f) {
+    factor = 0x1p-70f;
+    squares = sum_of_squares(x, factor, n);
+  }
+  const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps * factor * factor);
+  map(x, weight, n, out, [small = splat(factor), scale = splat(scale)](Vec a, Vec w) {
+    return mul(mul(mul(a, small), scale), w);
+  });
 }
 
 // (a, b) -> (a cos - b sin, b cos + a sin), each product rounded.

@@ -29,18 +29,29 @@ KernelFormat kernel_format(MatrixFormat format) {
   for (const KernelFormat& row : kKernelFormats) {
     if (row.format == format) return row;
   }
-  NIBBLE_CHECK(matrix_format_info(format).scale_bytes == 0);
   return {format, WeightFormat::kDecoded, Packing::kPlain};
 }
 
 }  // namespace
 
 Weights kernel_weights(const Matrix& matrix) {
-  NIBBLE_CHECK(matrix.tiled == (tile_format(matrix.format) == matrix.format));
-  const KernelFormat format = kernel_format(matrix.format);
+  const bool row_major = !matrix.tiled && tile_format(matrix.format).has_value();
+  const KernelFormat format = row_major ? KernelFormat{matrix.format, WeightFormat::kDecoded, Packing::kPlain}
+                                        : kernel_format(matrix.format);
   const MatrixFormatInfo& info = matrix_format_info(matrix.format);
-  return {format.kernels, format.packing,      matrix.codes, matrix.scales,    matrix.n,
-          matrix.k,       matrix.tensor_scale, info.group,   info.group_bytes, info.decode};
+  NIBBLE_CHECK(format.kernels != WeightFormat::kDecoded || info.scale_rows == 1);
+  return {.format = format.kernels,
+          .packing = format.packing,
+          .codes = matrix.codes,
+          .scales = matrix.scales,
+          .n = matrix.n,
+          .k = matrix.k,
+          .tensor_scale = matrix.tensor_scale,
+          .group = info.group,
+          .group_bytes = info.group_bytes,
+          .scale_columns = info.scale_columns,
+          .scale_bytes = info.scale_bytes,
+          .decode = info.decode};
 }
 
 PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, Packing packing, Rows<const float> x,

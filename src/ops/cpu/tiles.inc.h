@@ -2,9 +2,9 @@
 //
 // Order of the sum, the same for every number of rows and every instruction set: the integer sum over the
 // block of columns that share a weight scale, exact; rounded to float once; times the scale. These are added
-// over the blocks of 128 columns, and what that gives, times the row's scale there, to the output; at last
-// come the format's factor and the tensor scale. Each product and sum is rounded, so that machines without
-// FMA give the same bits.
+// over the blocks of 128 columns, and what that gives, times the row's scale there and the format's factor
+// (two powers of two), to the output; at last comes the tensor scale. Each product and sum is rounded, so
+// that machines without FMA give the same bits.
 //
 // Lane i of every vector is weight row i of a tile. A byte of codes holds two columns: the low nibbles of 64
 // bytes are 4 columns of 16 rows, the high ones 4 others. A table makes of them numbers of 0 to 24, 12 too
@@ -24,8 +24,8 @@ struct Mxfp4Tile {
   static constexpr int64_t kColumns = 32, kScaleBytes = 1;
   static constexpr float kFactor = 0x1p21f;  // 2^22 for the scales, half for twice e2m1
   // e8m0 is float's exponent, but for code 0: 2^-127 is subnormal. 2^-22 of it, which the smallest still has
-  // exactly, so that integers of up to 2^31 times scales of up to 2^118 stay finite; no model has larger
-  // ones.
+  // exactly, so that integers of up to 2^31 times scales of up to 2^118 stay finite; a matrix with larger
+  // ones is not brought into tiles.
   static Vec scales(const uint8_t* p) {
     const Vec scales = from_bits(bit_and(shift_left<23>(load_bytes(p)), splat_int(0x7F800000)));
     return mul(at_least(0x1p-127f, scales), splat(0x1p-22f));
@@ -78,7 +78,7 @@ NIBBLE_INLINE void add_group(const uint8_t* group, int64_t blocks, const FixedGr
       partial[m] = add(partial[m], mul(to_float(block_sums<kSets>(w, *x[m], b * kSets)), scales));
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) sums[m] = add(sums[m], mul(partial[m], splat(x[m]->scale)));
+  for (int m = 0; m < M; ++m) sums[m] = add(sums[m], mul(partial[m], splat(x[m]->scale * Format::kFactor)));
 }
 
 // The 16 outputs of a tile for M rows.
@@ -105,7 +105,7 @@ NIBBLE_INLINE void tile_product(const uint8_t* tile, const Weights& w, const Fix
     for (int m = 0; m < M; ++m) ++x[m];
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m) out[m] = mul(mul(out[m], splat(Format::kFactor)), splat(w.tensor_scale));
+  for (int m = 0; m < M; ++m) out[m] = mul(out[m], splat(w.tensor_scale));
 }
 
 // The block's columns for `rows` <= M of its rows from r on.

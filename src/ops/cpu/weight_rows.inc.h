@@ -111,17 +111,22 @@ struct Fp8BlockRow {
   }
 };
 
-// Any format, by its own decoder: buffered only, in pieces of kBlockDepth columns, which every group divides.
+// Any format, by its own decoder: buffered only, in pieces of kBlockDepth columns, which every group and
+// every block of a scale divides.
 struct DecodedRow {
   static constexpr int kVecs = 1;
   static constexpr bool kScaled = false, kFuses = false;
   using Buffered = BufferedRow<1, false>;
   const Weights* w;
   const uint8_t* codes;
+  const uint8_t* scales;  // meant where scale_bytes > 0
   DecodedRow(const Weights& w_, int64_t n)
-      : w(&w_), codes(static_cast<const uint8_t*>(w_.codes) + n * (w_.k / w_.group * w_.group_bytes)) {}
+      : w(&w_),
+        codes(static_cast<const uint8_t*>(w_.codes) + n * (w_.k / w_.group * w_.group_bytes)),
+        scales(static_cast<const uint8_t*>(w_.scales) + n * (w_.k / w_.scale_columns * w_.scale_bytes)) {}
   void decode(int64_t begin, int64_t end, float* out) const {
-    w->decode(codes + begin / w->group * w->group_bytes, nullptr, end - begin, out);
+    w->decode(codes + begin / w->group * w->group_bytes, scales + begin / w->scale_columns * w->scale_bytes,
+              end - begin, out);
     for (int64_t i = end - begin; i % kLanes != 0; ++i) out[i] = 0.0f;
   }
 };

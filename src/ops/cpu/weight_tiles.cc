@@ -84,6 +84,19 @@ std::optional<MatrixFormat> tile_format(MatrixFormat format) {
   }
 }
 
+bool can_be_tiles(const Matrix& matrix) {
+  constexpr uint8_t kMost = 127 + 118;
+  const std::optional<MatrixFormat> format = tile_format(matrix.format);
+  if (format != MatrixFormat::kMxfp4) return format.has_value();
+  // One for each 32 columns: apart, or the first byte of each GGUF block.
+  const bool is_gguf = matrix.format == MatrixFormat::kGgufMxfp4;
+  const auto* scales = static_cast<const uint8_t*>(is_gguf ? matrix.codes : matrix.scales);
+  const int64_t step = is_gguf ? matrix_format_info(matrix.format).group_bytes : 1;
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < matrix.n * (matrix.k / 32); ++i) largest = std::max(largest, scales[i * step]);
+  return largest <= kMost;
+}
+
 int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {
   return matrix_bytes(format, round_up(n, kTileWeightRows), k);
 }

@@ -19,9 +19,11 @@ namespace nibble::cpu {
 // The format of the tiles that hold a matrix's weights, exactly; nothing where its weights cannot be tiles.
 // GGUF's NVFP4, MXFP4 and Q4_0 are NVFP4, MXFP4 and q4 there.
 std::optional<MatrixFormat> tile_format(MatrixFormat format);
+// Whether a matrix's weights can be tiles: a scale of MXFP4 may be too large (tiles.inc.h).
+bool can_be_tiles(const Matrix& matrix);
 // Of a format of tiles.
 int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k);
-// Writes the tiles [first, last) of `matrix`, to their places in `tiles`. REQUIRES that it has a tile_format.
+// Writes the tiles [first, last) of `matrix`, to their places in `tiles`. REQUIRES can_be_tiles().
 void make_tiles(const Matrix& matrix, int64_t first, int64_t last, uint8_t* tiles);
 
 }  // namespace nibble::cpu

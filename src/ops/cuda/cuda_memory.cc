@@ -34,6 +34,12 @@ Result<void*> CudaMemory::allocate(int64_t bytes, const std::string& purpose) {
                     format_bytes(static_cast<int64_t>(total_bytes)));
 }
 
+int64_t CudaMemory::most_bytes() const {
+  size_t free_bytes = 0, total_bytes = 0;
+  check(cudaMemGetInfo(&free_bytes, &total_bytes), "memory");
+  return static_cast<int64_t>(total_bytes);
+}
+
 void CudaMemory::free(void* address) { check(cudaFree(address), "free"); }
 
 void CudaMemory::upload(void* to, const void* from_host, int64_t bytes) {

@@ -67,12 +67,20 @@ class CudaExperts final : public PlacedExperts {
 
 class CudaOps final : public Ops {
  public:
-  CudaOps(cuda::Device device, const CudaOptions& options) : device_(std::move(device)), options_(options) {}
+  CudaOps(cuda::Device device, const CudaOptions& options)
+      : device_(std::move(device)),
+        options_(options),
+        why_no_tiles_(cuda::why_no_tiles(device_.shared_bytes)) {}
   ~CudaOps() override { forget_graphs(); }
 
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
-  std::string description() const override { return "cuda (" + device_.describe() + ")"; }
+  std::string description() const override {
+    std::string text = "cuda (" + device_.describe() + ")";
+    if (options_.tensor_cores != "off" && !why_no_tiles_.empty())
+      text += "; without tensor cores but for experts: " + why_no_tiles_;
+    return text;
+  }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights(MatrixFormat /*format*/) const override { return true; }
   Result<double> read_bandwidth() override {
@@ -81,7 +89,8 @@ class CudaOps final : public Ops {
 
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;
-    if (options_.tensor_cores == "off" || use != MatrixUse::kProducts || !cuda::can_be_tiles(host_matrix)) {
+    if (options_.tensor_cores == "off" || !why_no_tiles_.empty() || use != MatrixUse::kProducts ||
+        !cuda::can_be_tiles(host_matrix)) {
       NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
       return placed;
     }
@@ -120,7 +129,7 @@ class CudaOps final : public Ops {
       std::span<const ExpertWeights> host_experts) override {
     if (options_.tensor_cores != "off") {
       std::string why;
-      const cuda::TensorCores can = cuda::tensor_cores_for(host_experts, why);
+      const cuda::TensorCores can = cuda::tensor_cores_for(host_experts, device_.shared_bytes, why);
       if (can == cuda::TensorCores::kYes) return place_packed(host_experts);
       if (options_.tensor_cores == "on") return user_error("tensor-cores on: {}", why);
       if (can == cuda::TensorCores::kNo && !warned_) {
@@ -544,6 +553,7 @@ class CudaOps final : public Ops {
 
   cuda::Device device_;
   CudaOptions options_;
+  std::string why_no_tiles_;  // on this device; empty: there are
   bool warned_ = false;
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};

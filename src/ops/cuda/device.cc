@@ -40,6 +40,7 @@ Result<Device> find_device() {
   device.major = properties.major;
   device.minor = properties.minor;
   device.multiprocessors = properties.multiProcessorCount;
+  device.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   device.free_bytes = static_cast<int64_t>(free_bytes);
   device.total_bytes = static_cast<int64_t>(total_bytes);
   if (cudaError_t error = find_kernels(); error != cudaSuccess) {

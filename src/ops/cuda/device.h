@@ -12,6 +12,7 @@ struct Device {
   std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
+  int64_t shared_bytes = 0;  // shared memory that a block can have, by opting in
   int64_t free_bytes = 0, total_bytes = 0;
   int driver_version = 0, runtime_version = 0;  // 13000 is 13.0
 

@@ -39,8 +39,7 @@ struct Tiles {
   static constexpr int kColumns = 64 * kParts;
   static constexpr int kBytes = kKind == Kind::kBF16 ? 4096 : chunk_bytes(kBlock);
 };
-inline constexpr int kTaskRows = 2 * kTileRows;    // of a chunk
-inline constexpr int kMaxSharedBytes = 227 << 10;  // that a block can have, on Hopper
+inline constexpr int kTaskRows = 2 * kTileRows;  // of a chunk
 inline constexpr int kBF16StepBytes = 256, kBF16HalfBytes = 4 * kBF16StepBytes;
 
 // The order of every sum: K is cut in 16 ranges. In a range, each step of 16 columns adds the products of the

@@ -180,6 +180,10 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
 
 }  // namespace
 
+int64_t moe_decode_shared_bytes(int block) {
+  return block == 16 ? SharedLayout<16, false>::kBytes : SharedLayout<32, false>::kBytes;
+}
+
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   if (args.tokens == 0) return cudaSuccess;
   Device device;

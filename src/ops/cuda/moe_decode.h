@@ -68,6 +68,8 @@ struct MoeDecodeArgs {
   uint32_t* counters = nullptr;  // [moe_decode_counters()], zero, and zero again afterwards
 };
 
+// Shared memory that a block needs at least.
+int64_t moe_decode_shared_bytes(int block);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
 int64_t moe_decode_counters(const MoeShape& shape, int tokens);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/numbers.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/tile_linear.h"
 
@@ -22,9 +23,16 @@ bool scales_fit(const Matrix& m) {
   return least >= kLeastExponent && most <= kMostExponent;
 }
 
+// "", or in words that a block cannot have what it needs.
+std::string why_no_room(int64_t needed_bytes, int64_t shared_bytes) {
+  if (needed_bytes <= shared_bytes) return "";
+  return fmt::format("a block needs {} of shared memory, the device gives it {}", format_bytes(needed_bytes),
+                     format_bytes(shared_bytes));
+}
+
 }  // namespace
 
-TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, std::string& why) {
+TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, int64_t shared_bytes, std::string& why) {
   const MatrixFormat format = experts[0].gate.format;
   if (format != MatrixFormat::kNvfp4 && format != MatrixFormat::kMxfp4) {
     why = fmt::format("experts in {}, not in nvfp4 or mxfp4", matrix_format_name(format));
@@ -34,6 +42,9 @@ TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, std::string
     why = fmt::format("{} experts, more than {}", experts.size(), kMaxExperts);
     return TensorCores::kNo;
   }
+  const int block = format == MatrixFormat::kNvfp4 ? 16 : 32;
+  why = why_no_room(moe_decode_shared_bytes(block), shared_bytes);
+  if (!why.empty()) return TensorCores::kNo;
   for (const ExpertWeights& expert : experts) {
     for (const Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
       if (m->format != format) {
@@ -47,6 +58,8 @@ TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, std::string
   }
   return TensorCores::kYes;
 }
+
+std::string why_no_tiles(int64_t shared_bytes) { return why_no_room(kMaxSharedBytes, shared_bytes); }
 
 bool can_be_tiles(const Matrix& matrix) { return has_tiles(matrix.format) && scales_fit(matrix); }
 

@@ -13,6 +13,9 @@
 
 namespace nibble::cuda {
 
+// Shared memory of a block that these kernels are laid out for: what Hopper has. Not every device does.
+inline constexpr int kMaxSharedBytes = 227 << 10;
+
 // Whether matrices of this format can be brought into tiles.
 bool has_tiles(MatrixFormat format);
 int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k);

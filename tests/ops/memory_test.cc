@@ -1,0 +1,62 @@
+// What the kernel's files say of memory.
+#include "ops/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace nibble::testing {
+namespace {
+
+class AvailableMemory : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::remove_all(root_); }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories((root_ + path).substr(0, (root_ + path).rfind('/')));
+    std::ofstream(root_ + path) << text;
+  }
+  int64_t bytes() const { return available_host_bytes(root_); }
+
+  std::string root_ = ::testing::TempDir() + "nibble_memory_" +
+                      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+TEST_F(AvailableMemory, NothingKnownIsNoLimit) { EXPECT_EQ(bytes(), INT64_MAX); }
+
+TEST_F(AvailableMemory, OfTheMachine) {
+  write("/proc/meminfo", "MemTotal:  16000 kB\nMemFree:   100 kB\nMemAvailable:   8000 kB\nBuffers: 1 kB\n");
+  EXPECT_EQ(bytes(), 8000 * 1024);
+  write("/sys/fs/cgroup/memory.max", "max\n");
+  write("/sys/fs/cgroup/memory.current", "1000\n");
+  EXPECT_EQ(bytes(), 8000 * 1024);
+}
+
+TEST_F(AvailableMemory, WithinTheLimitOfACgroup) {
+  write("/proc/meminfo", "MemAvailable: 8000 kB\n");
+  write("/sys/fs/cgroup/memory.max", "1000000\n");
+  write("/sys/fs/cgroup/memory.current", "900000\n");
+  EXPECT_EQ(bytes(), 100000);
+  write("/sys/fs/cgroup/memory.stat", "anon 1\nfile 600000\ninactive_file 300000\nactive_file 200000\n");
+  EXPECT_EQ(bytes(), 600000);
+  write("/sys/fs/cgroup/memory.current", "2000000\n");
+  EXPECT_EQ(bytes(), 0);
+}
+
+TEST_F(AvailableMemory, WithinTheLimitOfAFirstCgroup) {
+  write("/proc/meminfo", "MemAvailable: 8000 kB\n");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000000\n");
+  write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "700000\n");
+  write("/sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 100000\n");
+  EXPECT_EQ(bytes(), 400000);
+}
+
+TEST_F(AvailableMemory, IsKnownHere) {
+  EXPECT_GT(available_host_bytes(), 0);
+  EXPECT_LT(available_host_bytes(), INT64_MAX);
+  EXPECT_EQ(host_memory().most_bytes() < INT64_MAX, true);
+}
+
+}  // namespace
+}  // namespace nibble::testing
