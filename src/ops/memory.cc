@@ -55,6 +55,8 @@ class HostMemory final : public Memory {
 
 }  // namespace
 
+Memory& Memory::host_side() { return host_memory(); }
+
 Memory& host_memory() {
   static HostMemory memory;
   return memory;
