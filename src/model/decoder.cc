@@ -112,10 +112,16 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
     }
     extensions.push_back({step.slot, count});
   }
-  NIBBLE_RETURN_IF_ERROR(kv_.extend(extensions));
-
   const int64_t rows = static_cast<int64_t>(ids_.size()),
                 logit_rows = static_cast<int64_t>(logit_rows_.size());
+  const int64_t logit_bytes = logit_rows * spec_.vocab * static_cast<int64_t>(sizeof(float));
+  if (logit_bytes > host_logits_.bytes()) {
+    host_logits_ = Buffer();
+    NIBBLE_ASSIGN_OR_RETURN(host_logits_,
+                            Buffer::allocate(ops_.memory().host_side(), logit_bytes, "logits on the host"));
+  }
+  NIBBLE_RETURN_IF_ERROR(kv_.extend(extensions));
+
   Step step{.ops = ops_,
             .spec = spec_,
             .kv = kv_,
@@ -151,10 +157,8 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   } else {
     run();
   }
-  host_logits_.resize(static_cast<size_t>(logit_rows * spec_.vocab));
-  ops_.memory().download(host_logits_.data(), act.logits.data,
-                         logit_rows * spec_.vocab * static_cast<int64_t>(sizeof(float)));
-  return Rows<const float>(host_logits_.data(), logit_rows, spec_.vocab);
+  ops_.memory().download(host_logits_.as<float>(), act.logits.data, logit_bytes);
+  return Rows<const float>(host_logits_.as<float>(), logit_rows, spec_.vocab);
 }
 
 void Decoder::head(Step& step) {

@@ -73,7 +73,7 @@ class Decoder {
   std::vector<LayerCache> caches_;                             // of each layer
   std::vector<float> rope_factors_;                            // of each ModelSpec::ropes
   std::vector<int32_t> ids_, positions_, slots_, logit_rows_;  // of the step, on the host
-  std::vector<float> host_logits_;
+  Buffer host_logits_;  // in memory().host_side(), grows with the rows that are wanted
 };
 
 }  // namespace nibble

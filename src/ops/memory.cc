@@ -75,6 +75,8 @@ class HostMemory final : public Memory {
 
 }  // namespace
 
+Memory& Memory::host_side() { return host_memory(); }
+
 Memory& host_memory() {
   static HostMemory memory;
   return memory;

@@ -19,6 +19,8 @@ class Memory {
   virtual void free(void* address) = 0;
   virtual void upload(void* to, const void* from_host, int64_t bytes) = 0;
   virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
+  // Memory of the host to which download() is fastest: for what comes every step. It lives as long as this.
+  virtual Memory& host_side();
 };
 
 // Owns one allocation.

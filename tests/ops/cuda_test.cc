@@ -1,4 +1,8 @@
 // The cuda backend as such. Its operations are in the other files, where a GPU is: see all_backends().
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "ops/backends.h"
 
 namespace nibble::testing {
@@ -35,6 +39,25 @@ TEST(Cuda, MemoryThatIsNotThereIsAnErrorWithTheNumbers) {
   std::fill_n(x.view().row(0), 8, 1.0f);
   OnHostData(std::move(ops)).linear(x.read(), w.matrix, out.view());
   EXPECT_FALSE(std::isnan(out.view().row(0)[3]));
+}
+
+// To the host's ordinary memory and to that of its own, beyond what goes through a buffer between and not.
+TEST(Cuda, DownloadsToBothKindsOfHostMemory) {
+  if (!gpu_status().ok()) return;
+  std::unique_ptr<Ops> ops = make_backend("cuda", {}).value();
+  Memory& memory = ops->memory();
+  for (size_t count : {size_t{25}, size_t{2} << 20}) {
+    const auto bytes = static_cast<int64_t>(count * sizeof(int32_t));
+    std::vector<int32_t> data(count), ordinary(count);
+    std::iota(data.begin(), data.end(), 7);
+    const Buffer device = Buffer::allocate(memory, bytes, "device").value(),
+                 host = Buffer::allocate(memory.host_side(), bytes, "host").value();
+    memory.upload(device.as<void>(), data.data(), bytes);
+    memory.download(ordinary.data(), device.as<void>(), bytes);
+    memory.download(host.as<void>(), device.as<void>(), bytes);
+    EXPECT_EQ(ordinary, data);
+    EXPECT_TRUE(std::equal(data.begin(), data.end(), host.as<int32_t>()));
+  }
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ class Fused : public OnEveryBackend {};
 
 // Widths on both sides of what a kernel prepares for itself, with tails.
 constexpr int64_t kWidths[] = {64, 160, 1536, 1056, 4224};
-constexpr int64_t kRows[] = {1, 3, 4, 5, 9};
+constexpr int64_t kRows[] = {1, 3, 4, 5, 9, 40, 150}, kMostRows = 150;
 constexpr float kEps = 1e-5f;
 
 TEST_P(Fused, NormAndProducts) {
@@ -17,12 +17,13 @@ TEST_P(Fused, NormAndProducts) {
   for (int64_t k : kWidths) {
     const std::vector<float> weight = random.floats(k), bias = random.floats(50);
     // Of one format, and of several.
-    for (bool mixed : {false, true}) {
-      const TestMatrix first(random, MatrixFormat::kBF16, 50, k),
-          second(random, mixed ? MatrixFormat::kNvfp4 : MatrixFormat::kBF16, 37, k);
-      const RowsBuffer x = RowsBuffer::random(random, 9, k, 3),
-                       residual = RowsBuffer::random(random, 9, 37, 1);
-      RowsBuffer wanted_normed(9, k), wanted_first(9, 50), wanted_second(9, 37), wanted_sum = residual;
+    using enum MatrixFormat;
+    for (auto [of_first, of_second] : {std::pair{kBF16, kBF16}, {kNvfp4, kNvfp4}, {kBF16, kNvfp4}}) {
+      const TestMatrix first(random, of_first, 50, k), second(random, of_second, 37, k);
+      const RowsBuffer x = RowsBuffer::random(random, kMostRows, k, 3),
+                       residual = RowsBuffer::random(random, kMostRows, 37, 1);
+      RowsBuffer wanted_normed(kMostRows, k), wanted_first(kMostRows, 50), wanted_second(kMostRows, 37),
+          wanted_sum = residual;
       ops_->rms_norm(x.read(), weight.data(), kEps, wanted_normed.view());
       const OnHostData::HostProduct apart[] = {{first.matrix, bias.data(), wanted_first.view()},
                                                {second.matrix, nullptr, wanted_second.view()}};
@@ -38,11 +39,12 @@ TEST_P(Fused, NormAndProducts) {
         EXPECT_TRUE(same_bits(out.read(), wanted_first.read().slice(0, rows))) << k << ", rows " << rows;
         EXPECT_TRUE(same_bits(sum.read().slice(0, rows), wanted_sum.read().slice(0, rows)))
             << k << ", rows " << rows;
-        EXPECT_TRUE(same_bits(sum.read().slice(rows, 9 - rows), residual.read().slice(rows, 9 - rows)));
+        EXPECT_TRUE(same_bits(sum.read().slice(rows, kMostRows - rows),
+                              residual.read().slice(rows, kMostRows - rows)));
         EXPECT_TRUE(normed.gaps_untouched() && out.gaps_untouched() && sum.gaps_untouched());
       }
       // In place.
-      RowsBuffer in_place = x, out(9, 50), room(9, 37);
+      RowsBuffer in_place = x, out(kMostRows, 50), room(kMostRows, 37);
       const OnHostData::HostProduct products[] = {{first.matrix, bias.data(), out.view()},
                                                   {second.matrix, nullptr, room.view()}};
       ops_->norm_linears(in_place.read().slice(0, 2), weight.data(), kEps, in_place.view().slice(0, 2),
@@ -59,9 +61,10 @@ TEST_P(Fused, GluAndProduct) {
     for (MatrixFormat format : {MatrixFormat::kBF16, MatrixFormat::kMxfp4, MatrixFormat::kF32}) {
       for (int64_t k : kWidths) {
         const TestMatrix down(random, format, 70, k);
-        const RowsBuffer gate = RowsBuffer::random(random, 9, k, 1), up = RowsBuffer::random(random, 9, k, 2),
-                         residual = RowsBuffer::random(random, 9, 70);
-        RowsBuffer activated(9, k), wanted(9, 70), wanted_sum = residual;
+        const RowsBuffer gate = RowsBuffer::random(random, kMostRows, k, 1),
+                         up = RowsBuffer::random(random, kMostRows, k, 2),
+                         residual = RowsBuffer::random(random, kMostRows, 70);
+        RowsBuffer activated(kMostRows, k), wanted(kMostRows, 70), wanted_sum = residual;
         ops_->activate(spec, gate.read(), up.read(), activated.view());
         ops_->linear(activated.read(), down.matrix, wanted.view());
         ops_->add(wanted.read(), wanted_sum.view());

@@ -12,6 +12,38 @@ constexpr int64_t kPinned = INT64_C(4) << 20, kSmall = INT64_C(64) << 10;  // by
 
 }  // namespace
 
+Result<void*> PinnedMemory::allocate(int64_t bytes, const std::string& purpose) {
+  NIBBLE_CHECK(bytes >= 0);
+  void* address = nullptr;
+  const cudaError_t error = cudaMallocHost(&address, static_cast<size_t>(bytes > 0 ? bytes : 1));
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();  // as in CudaMemory::allocate
+    return user_error("{}: no pinned memory for {}", purpose, format_bytes(bytes));
+  }
+  check(error, purpose);
+  bytes_[static_cast<const std::byte*>(address)] = bytes;
+  return address;
+}
+
+void PinnedMemory::free(void* address) {
+  bytes_.erase(static_cast<const std::byte*>(address));
+  check(cudaFreeHost(address), "free");
+}
+
+void PinnedMemory::upload(void* to, const void* from_host, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from_host, static_cast<size_t>(bytes));
+}
+
+void PinnedMemory::download(void* to_host, const void* from, int64_t bytes) { upload(to_host, from, bytes); }
+
+bool PinnedMemory::holds(const void* address) const {
+  const auto* at = static_cast<const std::byte*>(address);
+  auto after = bytes_.upper_bound(at);
+  if (after == bytes_.begin()) return false;
+  --after;
+  return at < after->first + after->second;
+}
+
 CudaMemory::CudaMemory(cudaStream_t stream) : stream_(stream) {
   void* pinned = nullptr;
   check(cudaMallocHost(&pinned, kPinned), "pinned memory");
@@ -58,12 +90,13 @@ void CudaMemory::upload(void* to, const void* from_host, int64_t bytes) {
 
 void CudaMemory::download(void* to_host, const void* from, int64_t bytes) {
   if (bytes <= 0) return;
-  const bool fits = bytes <= kPinned;
-  check(cudaMemcpyAsync(fits ? pinned_ : to_host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+  // Through memory that is not pinned a copy takes several times as long, and so does the host's own.
+  const bool staged = bytes <= kPinned && !host_side_.holds(to_host);
+  check(cudaMemcpyAsync(staged ? pinned_ : to_host, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
                         stream_),
         "download");
   wait();
-  if (fits) std::memcpy(to_host, pinned_, static_cast<size_t>(bytes));
+  if (staged) std::memcpy(to_host, pinned_, static_cast<size_t>(bytes));
 }
 
 void CudaMemory::wait() {

@@ -6,10 +6,25 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <map>
+#include <string>
 
 #include "ops/memory.h"
 
 namespace nibble::cuda {
+
+// Pinned memory of the host, which the device reads and writes itself.
+class PinnedMemory final : public Memory {
+ public:
+  Result<void*> allocate(int64_t bytes, const std::string& purpose) override;
+  void free(void* address) override;
+  void upload(void* to, const void* from_host, int64_t bytes) override;
+  void download(void* to_host, const void* from, int64_t bytes) override;
+  bool holds(const void* address) const;
+
+ private:
+  std::map<const std::byte*, int64_t> bytes_;  // of each allocation
+};
 
 class CudaMemory final : public Memory {
  public:
@@ -22,11 +37,13 @@ class CudaMemory final : public Memory {
   void free(void* address) override;
   void upload(void* to, const void* from_host, int64_t bytes) override;
   void download(void* to_host, const void* from, int64_t bytes) override;
+  Memory& host_side() override { return host_side_; }
 
  private:
   void wait();
 
   cudaStream_t stream_;
+  PinnedMemory host_side_;
   std::byte* pinned_ = nullptr;
   int64_t pinned_used_ = 0;  // by uploads that may be under way
 };

@@ -32,18 +32,19 @@ __device__ inline uint32_t scale_pair(uint32_t scales, int part) {
   }
 }
 
-// The two bfloat16 numbers that a float goes in as the sum of.
+// The two bfloat16 numbers that a float goes in as the sum of. The difference is that of the float as
+// rounded, also where it is a product, which the compiler could take into the subtraction.
 __device__ inline void split(float value, __nv_bfloat16& high, __nv_bfloat16& low) {
   high = __float2bfloat16_rn(value);
-  low = __float2bfloat16_rn(value - __bfloat162float(high));
+  low = __float2bfloat16_rn(__fsub_rn(value, __bfloat162float(high)));
 }
 
 // The same of two floats, as pairs.
 __device__ inline void split(float x, float y, uint32_t& high, uint32_t& low) {
   const __nv_bfloat162 h = __floats2bfloat162_rn(x, y);
   high = *reinterpret_cast<const uint32_t*>(&h);
-  const __nv_bfloat162 l =
-      __floats2bfloat162_rn(x - __uint_as_float(high << 16), y - __uint_as_float(high & 0xFFFF0000u));
+  const __nv_bfloat162 l = __floats2bfloat162_rn(__fsub_rn(x, __uint_as_float(high << 16)),
+                                                 __fsub_rn(y, __uint_as_float(high & 0xFFFF0000u)));
   low = *reinterpret_cast<const uint32_t*>(&l);
 }
 

@@ -8,6 +8,7 @@
 // how many rows are in a task, is a matter of speed alone: every sum has the order of linear_tiles.cuh.
 #include <algorithm>
 
+#include "ops/cuda/common.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/linear_tiles.cuh"
 #include "ops/cuda/tile_gemm.h"
@@ -56,27 +57,63 @@ Ring ring_of(int row_blocks, int chunks) {
   return {std::min(kMaxStages, L::kRingBytes / (L::kWeightBytes + L::kRowBytes)), false};
 }
 
+// x, or the activation of x and up.
 template <Kind kKind, int kTokens>
-__global__ void split_rows(const float* x, int64_t x_stride, int rows, int k, int units, uint4* to) {
+__global__ void split_rows(const __grid_constant__ TileLinear p, int units) {
   using T = Tiles<kKind>;
   after_kernel_before();
   const int unit = blockIdx.x, slot = threadIdx.x % 8, step = slot / 2, eight = slot % 2;
-  const int row = blockIdx.y * 32 + threadIdx.x / 8;
+  const int row = blockIdx.y * 32 + threadIdx.x / 8, rows = static_cast<int>(p.rows);
   if (row >= (rows + kTokens - 1) / kTokens * kTokens) return;
   uint32_t high[4] = {}, low[4] = {};
   if (row < rows) {
+    const float* x = p.x + row * p.x_stride;
+    const float* up = p.up + row * p.up_stride;
+    auto value = [&](int c) {
+      if (c >= p.k) return 0.0f;
+      return p.prepare == Prepare::kGlu ? activated(p.activation, x[c], up[c]) : x[c];
+    };
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       const int c =
           unit / T::kParts * T::kColumns + step_column<kKind>(q, unit % T::kParts, step) + 2 * eight;
-      const float* at = x + row * x_stride + c;
-      split(c < k ? at[0] : 0.0f, c + 1 < k ? at[1] : 0.0f, high[q], low[q]);
+      split(value(c), value(c + 1), high[q], low[q]);
     }
   }
-  uint4* at =
-      to + ((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + slot) * kTokens + row % kTokens;
+  uint4* at = static_cast<uint4*>(p.workspace) +
+              ((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + slot) * kTokens + row % kTokens;
   at[0] = {high[0], high[1], high[2], high[3]};
   at[8 * kTokens] = {low[0], low[1], low[2], low[3]};
+}
+
+// The norm of x, a block a row.
+template <Kind kKind, int kTokens>
+__global__ void norm_and_split_rows(const __grid_constant__ TileLinear p, int units) {
+  using T = Tiles<kKind>;
+  after_kernel_before();
+  __shared__ float s_warps[kWarp];
+  const int row = blockIdx.x, columns = units * 64;
+  auto put = [&](int64_t column, float value) {
+    const auto c = static_cast<int>(column);
+    const int unit = c / T::kColumns * T::kParts + c / 16 % T::kParts, q = c % T::kColumns / (16 * T::kParts);
+    __nv_bfloat16* at =
+        static_cast<__nv_bfloat16*>(p.workspace) +
+        (((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + c / 2 % 8) * kTokens + row % kTokens) *
+            8 +
+        q * 2 + c % 2;
+    split(value, at[0], at[8 * kTokens * 8]);
+  };
+  const bool is_row = row < p.rows;
+  if (is_row) {
+    float* normed = p.normed + row * p.normed_stride;
+    rms_norm_row(p.x + row * p.x_stride, p.norm, p.k, p.eps, s_warps, [&](int64_t column, float value) {
+      normed[column] = value;
+      put(column, value);
+    });
+  }
+  for (int c = (is_row ? static_cast<int>(p.k) : 0) + static_cast<int>(threadIdx.x); c < columns;
+       c += static_cast<int>(blockDim.x))
+    put(c, 0.0f);
 }
 
 template <Kind kKind, int kTokens, int kSplit>
@@ -354,9 +391,12 @@ cudaError_t launch_split(const TileLinear& args, cudaStream_t stream) {
   const Ring ring = ring_of<L>(row_blocks, (chunks + kSplit - 1) / kSplit);
   const dim3 split_grid(static_cast<unsigned>(units),
                         static_cast<unsigned>((row_blocks * kTokens + 31) / 32));
-  launch_early(split_rows<kKind, kTokens>, split_grid, 256, 0, stream, args.x, args.x_stride,
-               static_cast<int>(args.rows), static_cast<int>(args.k), units,
-               static_cast<uint4*>(args.workspace));
+  if (args.prepare == Prepare::kNorm) {
+    launch_early(norm_and_split_rows<kKind, kTokens>, static_cast<unsigned>(row_blocks * kTokens),
+                 static_cast<unsigned>(norm_threads(args.k)), 0, stream, args, units);
+  } else {
+    launch_early(split_rows<kKind, kTokens>, split_grid, 256, 0, stream, args, units);
+  }
   launch_early_clusters(tile_gemm_kernel<kKind, kTokens, kSplit>, std::min(tasks, clusters) * kSplit,
                         kThreads, kSplit, kMaxSharedBytes, stream, args, tasks, row_blocks, units, ring);
   return cudaGetLastError();

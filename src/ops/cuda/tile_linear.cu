@@ -291,7 +291,20 @@ cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// Whether so many rows are done by tile_gemm.
+static bool is_gemm([[maybe_unused]] int64_t rows) {
+#ifdef NIBBLE_SM90A
+  int device = 0, major = 0;
+  return rows > kFewRows && cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major == 9;
+#else
+  return false;
+#endif
+}
+
 bool can_prepare(MatrixFormat format, int64_t rows, int64_t k) {
+  if (is_gemm(rows)) return true;
   if (rows > kFewRows) return false;
   const int shared =
       with_kind(format, kMaxSharedBytes, []<Kind kKind>() -> int { return kSharedBytes<kKind, 1>; });
@@ -310,14 +323,7 @@ cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStr
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
   if (args.rows == 0 || args.count == 0) return cudaSuccess;
 #ifdef NIBBLE_SM90A
-  if (args.rows > kFewRows) {
-    int device = 0, major = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-      error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error != cudaSuccess) return error;
-    if (major == 9) return tile_gemm(format, args, stream);
-  }
+  if (is_gemm(args.rows)) return tile_gemm(format, args, stream);
 #endif
   return tile_linear_few(format, args, stream);
 }
