@@ -6,6 +6,7 @@ if [[ $(dpkg --print-architecture) == arm64 ]]; then exit 0; fi  # the ordinary 
 [[ $(id -u) == 0 ]] || exec sudo -n "$0"
 apt=(env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
 dpkg --add-architecture arm64
-"${apt[@]}" update
+# A list that cannot be had would stop every later update, too.
+"${apt[@]}" update || { dpkg --remove-architecture arm64; exit 1; }
 "${apt[@]}" install -y --no-install-recommends g++-aarch64-linux-gnu qemu-user-static \
   libfmt-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 libedit-dev:arm64 libgtest-dev:arm64
