@@ -40,6 +40,9 @@ class Checkpoint : public WeightSource {
   std::vector<const TensorInfo*> tensors() const;         // by name
   int64_t total_bytes() const override;
   std::vector<StoredTensor> stored() const override;
+  // Stacked experts are not used as they lie, but for those whose rows are.
+  bool is_mapped() const override { return own_bytes() == 0; }
+  int64_t own_bytes() const override;
   const std::string& directory() const { return directory_; }
 
   // The tensor with exactly this shape and one of these dtypes (none: any); marks it as used. A missing

@@ -40,6 +40,17 @@ Result<std::byte*> Checkpoint::own(int64_t bytes, const std::string& name, Matri
   return owned_.back().memory.get();
 }
 
+int64_t Checkpoint::own_bytes() const {
+  int64_t total = 0;
+  for (const TensorInfo* tensor : tensors()) {
+    for (const std::string_view end : {"experts.gate_up_proj_blocks", "experts.gate_up_proj_scales",
+                                       "experts.gate_up_proj", "experts.down_proj"}) {
+      if (tensor->name.ends_with(end)) total = checked_add(total, tensor->bytes).value_or(INT64_MAX);
+    }
+  }
+  return total;
+}
+
 void Checkpoint::release(const FormatsCopied& copied) {
   std::erase_if(owned_, [&](const Owned& own) { return copied(own.format); });
 }

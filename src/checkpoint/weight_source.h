@@ -39,6 +39,8 @@ class WeightSource {
   virtual int64_t total_bytes() const = 0;
   // Whether matrices lie in mapped files, whose pages the kernel drops and reads again as it needs memory.
   virtual bool is_mapped() const { return true; }
+  // Of matrices that are brought into memory in another order: at most, and until release().
+  virtual int64_t own_bytes() const { return 0; }
   virtual std::vector<StoredTensor> stored() const = 0;  // by name
 
   // A missing tensor, another type, another shape, and scales that are no numbers are errors that name the

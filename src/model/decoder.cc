@@ -76,6 +76,10 @@ Decoder::Decoder(Ops& ops, ModelSpec spec, ModelWeights weights, const DecoderOp
 
 Status Decoder::check(std::span<const SequenceStep> steps) const {
   int64_t rows = 0, logit_rows = 0;
+  std::vector<int32_t> slots;
+  for (const SequenceStep& step : steps) slots.push_back(step.slot);
+  std::ranges::sort(slots);
+  NIBBLE_CHECK(std::ranges::adjacent_find(slots) == slots.end());  // one part of a sequence
   for (const SequenceStep& step : steps) {
     const int64_t count = static_cast<int64_t>(step.ids.size());
     NIBBLE_CHECK(count > 0);
@@ -136,7 +140,6 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   ops_.memory().upload(act.slots.data, slots_.data(), index_bytes);
   ops_.memory().upload(act.logit_rows.data, logit_rows_.data(),
                        logit_rows * static_cast<int64_t>(sizeof(int32_t)));
-  // A step has at most one part of a sequence.
   const bool one_a_sequence = rows == std::ssize(steps);
   step.rows = {.count = rows,
                .positions_T = act.positions.data,

@@ -2,19 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "base/numbers.h"
 
 namespace nibble {
 namespace {
 
-// Bytes of the weights that the backend will hold in a form of its own.
-int64_t bytes_to_copy(const WeightSource& source, const Ops& ops) {
-  int64_t total = 0;
+// Whether the backend holds matrices in a form of its own that the source says to be in this format.
+bool is_copied(std::string_view format, const Ops& ops) {
+  constexpr std::string_view kGguf = "GGUF ";  // a file of that kind names its types without it
+  return std::ranges::any_of(matrix_formats(), [&](const MatrixFormatInfo& info) {
+    std::string_view name = info.name;
+    if (name != format && name.starts_with(kGguf)) name.remove_prefix(kGguf.size());
+    return name == format && ops.copies_weights(info.format);
+  });
+}
+
+// Bytes of the weights that will be in memory beside the files: as the backend wants them, or as the source
+// had to put them.
+int64_t bytes_to_copy(const WeightSource& source, const TensorNames& names, const Ops& ops) {
+  int64_t total = source.own_bytes();
   for (const StoredTensor& tensor : source.stored()) {
-    for (const MatrixFormatInfo& info : matrix_formats()) {
-      if (tensor.format == info.name && ops.copies_weights(info.format)) total += tensor.bytes;
-    }
+    const bool is_ignored = std::ranges::any_of(
+        names.ignored_prefixes, [&](const std::string& prefix) { return tensor.name.starts_with(prefix); });
+    if (!is_ignored && is_copied(tensor.format, ops))
+      total = checked_add(total, tensor.bytes).value_or(INT64_MAX);
   }
   return total;
 }
@@ -22,22 +36,24 @@ int64_t bytes_to_copy(const WeightSource& source, const Ops& ops) {
 // Refuses what cannot fit before anything large is read. A model that lies in mapped files can run from them.
 Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
                    const DecoderOptions& options) {
-  MemoryPlan plan{.copies = bytes_to_copy(source, ops), .most = ops.memory().most_bytes()};
+  MemoryPlan plan{.copies = bytes_to_copy(source, spec.names, ops), .most = ops.memory().most_bytes()};
   NIBBLE_ASSIGN_OR_RETURN(plan.working, Decoder::plan_bytes(spec, options));
   std::string wanted;
   switch (fit_of(plan)) {
     case MemoryFit::kAll:
       return {};
     case MemoryFit::kNothing:
-      return user_error("KV cache and activations: wanted {} of memory, but only {} is available",
-                        format_bytes(plan.working), format_bytes(plan.most));
+      return user_error(
+          "KV cache and activations: wanted {} of memory, but only {} is available; a smaller context (-c) "
+          "takes less",
+          format_bytes(plan.working), format_bytes(plan.most));
     case MemoryFit::kNotWeights:
       wanted = fmt::format(
           "wanted {} of memory for weights and {} for KV cache and activations, but only {} is available",
           format_bytes(plan.copies), format_bytes(plan.working), format_bytes(plan.most));
   }
   if (!source.is_mapped() || !ops.use_host_weights()) return user_error("{}", wanted);
-  log_warning("{}: weights stay in their files, which is slow", wanted);
+  log_warning("{}: weights stay in their files, which is slow (a smaller context, -c, leaves more)", wanted);
   return {};
 }
 

@@ -87,9 +87,28 @@ int64_t available_host_bytes(const std::string& root) {
   auto at_most = [&](std::optional<int64_t> limit) { bytes = std::min(bytes, limit.value_or(bytes)); };
   const std::optional<int64_t> kib = value_of(root + "/proc/meminfo", "MemAvailable:");
   at_most(kib ? std::optional(*kib * 1024) : std::nullopt);
-  at_most(cgroup_bytes(root + "/sys/fs/cgroup/", "memory.max", "memory.current", ""));
-  at_most(cgroup_bytes(root + "/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                       "total_"));
+  // The limits of the cgroup and of all that it lies in. In a container its own one is often the root.
+  auto second = [&](const std::string& path) {
+    at_most(cgroup_bytes(root + "/sys/fs/cgroup" + path, "memory.max", "memory.current", ""));
+  };
+  auto first = [&](const std::string& path) {
+    at_most(cgroup_bytes(root + "/sys/fs/cgroup/memory" + path, "memory.limit_in_bytes",
+                         "memory.usage_in_bytes", "total_"));
+  };
+  second("/");
+  first("/");
+  std::ifstream cgroups(root + "/proc/self/cgroup");  // lines of NUMBER:CONTROLLERS:PATH
+  for (std::string line; std::getline(cgroups, line);) {
+    const size_t colon = line.find(':'), path_colon = line.find(':', colon + 1);
+    if (colon == std::string::npos || path_colon == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(colon + 1, path_colon - colon - 1) + ",";
+    for (std::string path = line.substr(path_colon + 1); path.size() > 1;
+         path.resize(path.find_last_of('/', path.size()))) {
+      if (controllers == ",,") second(path + "/");
+      if (controllers.find(",memory,") != std::string::npos) first(path + "/");
+      if (path.find_last_of('/') == std::string::npos) break;
+    }
+  }
   return bytes;
 }
 

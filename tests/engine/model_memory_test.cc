@@ -65,33 +65,51 @@ TEST(ModelMemory, ThePlanCountsWeightsInTheBackendsOrder) {
 // Says that one of its weights is larger than any memory.
 class Large : public Checkpoint {
  public:
-  Large(Checkpoint checkpoint, bool is_mapped) : Checkpoint(std::move(checkpoint)), is_mapped_(is_mapped) {}
+  Large(Checkpoint checkpoint, bool is_mapped, std::string_view format)
+      : Checkpoint(std::move(checkpoint)), is_mapped_(is_mapped), format_(format) {}
   std::vector<StoredTensor> stored() const override {
     std::vector<StoredTensor> all = Checkpoint::stored();
-    all.push_back({.name = "large",
-                   .dtype = "U8",
-                   .format = matrix_format_name(MatrixFormat::kNvfp4),
-                   .shape = {},
-                   .bytes = INT64_C(1) << 60});
+    all.push_back(
+        {.name = "large", .dtype = "U8", .format = format_, .shape = {}, .bytes = INT64_C(1) << 60});
     return all;
   }
   bool is_mapped() const override { return is_mapped_; }
 
  private:
   bool is_mapped_;
+  std::string_view format_;
 };
 
-Result<LoadedModel> load_large(bool is_mapped) {
+Result<LoadedModel> load_large(bool is_mapped, std::string_view format = "NVFP4",
+                               const std::string& ignored_prefix = "none") {
   const std::string path = golden_directory("laguna-nvfp4");
   ModelSpec spec = ModelSource::open(FileSystem::posix(), path).value()->spec().value();
-  return load_model(std::make_unique<Large>(Checkpoint::open(FileSystem::posix(), path).value(), is_mapped),
-                    std::move(spec), make_backend("cpu", {}).value(), small());
+  spec.names.ignored_prefixes.push_back(ignored_prefix);
+  Checkpoint checkpoint = Checkpoint::open(FileSystem::posix(), path).value();
+  return load_model(std::make_unique<Large>(std::move(checkpoint), is_mapped, format), std::move(spec),
+                    make_backend("cpu", {}).value(), small());
 }
 
 TEST(ModelMemory, AModelBeyondMemoryRunsOutOfItsFiles) {
-  LoadedModel model = load_large(true).value();
-  EXPECT_FALSE(model.ops->copies_weights(MatrixFormat::kNvfp4));
-  EXPECT_FALSE(logits(model).empty());
+  for (const std::string_view format : {"NVFP4", "MXFP4", "q4", "Q4_0"}) {  // the last as GGUF files name it
+    LoadedModel model = load_large(true, format).value();
+    EXPECT_FALSE(model.ops->copies_weights(MatrixFormat::kNvfp4)) << format;
+    EXPECT_FALSE(logits(model).empty());
+  }
+}
+
+TEST(ModelMemory, WeightsThatNobodyReadsOrCopiesDoNotCount) {
+  EXPECT_TRUE(load_large(true, "BF16").value().ops->copies_weights(MatrixFormat::kNvfp4));
+  EXPECT_TRUE(load_large(true, "NVFP4", "larg").value().ops->copies_weights(MatrixFormat::kNvfp4));
+}
+
+TEST(ModelMemory, StackedExpertsAreCopiedOutOfTheirFiles) {
+  const Checkpoint stacked = Checkpoint::open(FileSystem::posix(), golden_directory("gpt_oss-mxfp4")).value();
+  EXPECT_FALSE(stacked.is_mapped());
+  EXPECT_GT(stacked.own_bytes(), 0);
+  EXPECT_LT(stacked.own_bytes(), stacked.total_bytes());
+  const Checkpoint plain = Checkpoint::open(FileSystem::posix(), golden_directory("laguna-nvfp4")).value();
+  EXPECT_TRUE(plain.is_mapped());
 }
 
 TEST(ModelMemory, AModelBeyondMemoryThatHasNoFilesIsRefused) {

@@ -52,6 +52,23 @@ TEST_F(AvailableMemory, WithinTheLimitOfAFirstCgroup) {
   EXPECT_EQ(bytes(), 400000);
 }
 
+TEST_F(AvailableMemory, WithinTheLimitsOfItsOwnCgroupAndOfThoseAbove) {
+  write("/proc/meminfo", "MemAvailable: 8000 kB\n");
+  write("/proc/self/cgroup", "0::/a.slice/job\n");
+  write("/sys/fs/cgroup/a.slice/job/memory.max", "max\n");
+  write("/sys/fs/cgroup/a.slice/job/memory.current", "1\n");
+  write("/sys/fs/cgroup/a.slice/memory.max", "700000\n");
+  write("/sys/fs/cgroup/a.slice/memory.current", "100000\n");
+  EXPECT_EQ(bytes(), 600000);
+  write("/sys/fs/cgroup/a.slice/job/memory.max", "500000\n");
+  EXPECT_EQ(bytes(), 499999);
+  write("/proc/self/cgroup", "x\n7:cpu:/b\n4:cpu,memory:/b\n0::/\n1:memory\n2:memory:c\n");
+  EXPECT_EQ(bytes(), 8000 * 1024);
+  write("/sys/fs/cgroup/memory/b/memory.limit_in_bytes", "300000\n");
+  write("/sys/fs/cgroup/memory/b/memory.usage_in_bytes", "0\n");
+  EXPECT_EQ(bytes(), 300000);
+}
+
 TEST_F(AvailableMemory, IsKnownHere) {
   EXPECT_GT(available_host_bytes(), 0);
   EXPECT_LT(available_host_bytes(), INT64_MAX);

@@ -69,7 +69,7 @@ Result<void*> CudaMemory::allocate(int64_t bytes, const std::string& purpose) {
 int64_t CudaMemory::most_bytes() const {
   size_t free_bytes = 0, total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "memory");
-  return static_cast<int64_t>(total_bytes);
+  return static_cast<int64_t>(free_bytes);
 }
 
 void CudaMemory::free(void* address) { check(cudaFree(address), "free"); }

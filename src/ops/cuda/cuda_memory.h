@@ -33,7 +33,7 @@ class CudaMemory final : public Memory {
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
   Result<void*> allocate(int64_t bytes, const std::string& purpose) override;
-  int64_t most_bytes() const override;  // of the whole device
+  int64_t most_bytes() const override;
   void free(void* address) override;
   void upload(void* to, const void* from_host, int64_t bytes) override;
   void download(void* to_host, const void* from, int64_t bytes) override;
