@@ -145,6 +145,7 @@ Status bench_command(const BenchOptions& options) {
                            [&](int64_t done, int64_t total) { progress.update(done, total); });
   progress.clear();
   NIBBLE_ASSIGN_OR_RETURN(const LoadedModel model, std::move(loaded));
+  progress.finish(report.weight_bytes);
   for (const Workload& workload : workloads) {
     ProgressLine steps(fmt::format("{}, batch {}", workload.name, workload.sequences));
     auto measured = measure(*model.decoder, workload, options.repetitions,
