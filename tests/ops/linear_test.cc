@@ -37,9 +37,11 @@ TEST_P(Linear, AgreesWithTheFormula) {
   struct Shape {
     int64_t n, k;
   };
-  const Shape shapes[] = {{1, 16},    {7, 17},    {130, 63},  {7, 384},  {130, 400},  {33, 1000},
-                          {5, 1008},  {3, 1024},  {18, 1040}, {9, 2064}, {130, 1152}, {4, 1},
-                          {19, 2272}, {131, 256}, {5, 1280},  {17, 32},  {48, 160}};
+  const Shape shapes[] = {
+      {1, 16},   {7, 17},    {130, 63}, {7, 384},    {130, 400}, {33, 1000}, {5, 1008},
+      {3, 1024}, {18, 1040}, {9, 2064}, {130, 1152}, {4, 1},     {19, 2272}, {131, 256},
+      {5, 1280}, {17, 32},   {48, 160}, {7, 4096},   {3, 5003},  {2, 8192}};  // the last are wide rows to
+                                                                              // cuda
   for (MatrixFormat format : kFormats) {
     Judge judge("linear_" + std::string(matrix_format_name(format)));
     for (const Shape& shape : shapes) {

@@ -3,7 +3,9 @@
 //
 // A warp takes kCols weight rows and kRows rows of x at a time; a lane adds up, for each pair, the runs of
 // Decoder::kColumns columns that start at lane * kColumns, and every 32 runs further; a fixed tree adds the
-// lanes. So an output has the same bits for any number of rows, alone or in a group: kRows and kCols only say
+// lanes. Few long rows (is_wide: the mix of residual streams has 24 of 16384) would keep few warps busy, so
+// there a block takes what a warp takes else, each warp every eighth run of 32, and adds its warps in their
+// order. So an output has the same bits for any number of rows, alone or in a group: kRows and kCols only say
 // what is read once for several sums. Few rows are bound by the bytes of the weights, many by float32 FMA and
 // the reads of x.
 #include "base/numbers.h"
@@ -11,11 +13,14 @@
 #include "ops/cuda/decode.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.cuh"
 
 namespace nibble::cuda {
 namespace {
 
 constexpr int kWarps = 8;  // of a block
+
+bool is_wide(int64_t n, int64_t k) { return n <= 256 && k >= 2048; }
 
 // Four values of x from `column`; zero behind the row.
 __device__ inline float4 load_x(const float* x, int64_t column, int64_t k) {
@@ -28,8 +33,11 @@ __device__ inline float4 load_x(const float* x, int64_t column, int64_t k) {
           column + 2 < k ? x[column + 2] : 0.0f, 0.0f};
 }
 
-template <MatrixFormat kFormat, int kRows, int kCols>
+// kPartners: warps that share a row's columns.
+template <MatrixFormat kFormat, int kRows, int kCols, int kPartners>
 __global__ void __launch_bounds__(kWarps* kWarp) grouped_linear_kernel(GroupedLinear p) {
+  __shared__ float s_sums[kPartners][kRows][kCols];
+  after_kernel_before();
   using Decode = Decoder<kFormat>;
   constexpr int kRun = Decode::kColumns;
   const int64_t group = blockIdx.z, matrix = p.active != nullptr ? p.active[group] : group;
@@ -38,8 +46,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) grouped_linear_kernel(GroupedLi
   if (w.format != kFormat) return;
   const int64_t first = p.begin != nullptr ? p.begin[matrix] : 0;
   const int64_t last = p.begin != nullptr ? p.begin[matrix + 1] : p.out.rows;
-  const unsigned lane = threadIdx.x % kWarp;
-  const int64_t n0 = (int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kCols;
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, partner = warp % kPartners;
+  const int64_t n0 = (int64_t{blockIdx.x} * (kWarps / kPartners) + warp / kPartners) * kCols;
   if (n0 >= w.n) return;
   const uint8_t *codes[kCols], *scales[kCols];
 #pragma unroll
@@ -57,7 +65,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) grouped_linear_kernel(GroupedLi
       x[r] = p.x.data + (p.x_row != nullptr ? p.x_row[row] : row) * p.x.stride + group * p.x_step;
     }
     float sums[kRows][kCols] = {};
-    for (int64_t column = lane * kRun; column < w.k; column += kWarp * kRun) {
+#pragma unroll(kRows == 1 ? 4 : 1)  // loads under way
+    for (int64_t column = (partner * kWarp + lane) * kRun; column < w.k; column += kPartners * kWarp * kRun) {
       float weights[kCols][kRun];
 #pragma unroll
       for (int c = 0; c < kCols; ++c) Decode::run(codes[c], scales[c], column, w.k, weights[c]);
@@ -80,27 +89,46 @@ __global__ void __launch_bounds__(kWarps* kWarp) grouped_linear_kernel(GroupedLi
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int c = 0; c < kCols; ++c) {
-        float value = warp_sum(sums[r][c]) * w.tensor_scale;
-        if (lane != 0 || row0 + r >= last || n0 + c >= w.n) continue;
+        sums[r][c] = warp_sum(sums[r][c]);
+        if (kPartners > 1 && lane == 0) s_sums[partner][r][c] = sums[r][c];
+      }
+    }
+    if constexpr (kPartners > 1) {
+      static_assert(kPartners == kWarps);
+      __syncthreads();
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kCols; ++c) {
+        float value = sums[r][c];
+        if constexpr (kPartners > 1) {
+          value = 0;
+          for (int i = 0; i < kPartners; ++i) value += s_sums[i][r][c];
+        }
+        value *= w.tensor_scale;
+        if (lane != 0 || partner != 0 || row0 + r >= last || n0 + c >= w.n) continue;
         if (p.x_scale != nullptr) value *= p.x_scale[row0 + r];
         if (w.bias != nullptr) value += w.bias[n0 + c];
         p.out.data[(row0 + r) * p.out.stride + group * p.out_step + n0 + c] = value;
       }
     }
+    if constexpr (kPartners > 1) __syncthreads();
   }
 }
 
-template <MatrixFormat kFormat, int kRows, int kCols>
+template <MatrixFormat kFormat, int kRows, int kCols, int kPartners = 1>
 void launch(cudaStream_t stream, const GroupedLinear& linear, int64_t groups, int64_t n,
             int64_t rows_a_group) {
   // Twice the blocks that rows spread evenly would need, and each goes on to what is left.
   const int64_t row_blocks =
       linear.begin != nullptr ? ceil_div(2 * rows_a_group, kRows) : ceil_div(linear.out.rows, kRows);
   constexpr int64_t kMostRowBlocks = 65535;
-  const dim3 grid(static_cast<unsigned>(ceil_div(n, kWarps * kCols)),
+  const dim3 grid(static_cast<unsigned>(ceil_div(n, kWarps / kPartners * kCols)),
                   static_cast<unsigned>(row_blocks < kMostRowBlocks ? row_blocks : kMostRowBlocks),
                   static_cast<unsigned>(groups));
-  grouped_linear_kernel<kFormat, kRows, kCols><<<grid, kWarps * kWarp, 0, stream>>>(linear);
+  launch_early(grouped_linear_kernel<kFormat, kRows, kCols, kPartners>, grid, kWarps * kWarp, 0, stream,
+               linear);
 }
 
 }  // namespace
@@ -109,6 +137,10 @@ void grouped_linear(cudaStream_t stream, MatrixFormat format, const GroupedLinea
                     int64_t n, int64_t k, int64_t rows_a_group) {
   if (linear.out.rows == 0 || groups == 0) return;
   with_format(format, [&]<MatrixFormat kFormat>() {
+    if (is_wide(n, k)) {
+      if (rows_a_group <= 8) return launch<kFormat, 1, 1, kWarps>(stream, linear, groups, n, rows_a_group);
+      return launch<kFormat, 8, 4, kWarps>(stream, linear, groups, n, rows_a_group);
+    }
     if (rows_a_group <= 1) {
       launch<kFormat, 1, 2>(stream, linear, groups, n, rows_a_group);
     } else {

@@ -18,6 +18,7 @@ __global__ void rms_norm_kernel(Rows<const float> x, const float* weight, float 
 
 __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, const float* bias, float eps,
                                   Rows<float> out) {
+  after_kernel_before();
   __shared__ float s_warps[kWarp];
   const float* row = x.data + int64_t{blockIdx.x} * x.stride;
   float* out_row = out.data + int64_t{blockIdx.x} * out.stride;
@@ -44,8 +45,8 @@ void rms_norm(cudaStream_t stream, Rows<const float> x, const float* weight, flo
 void layer_norm(cudaStream_t stream, Rows<const float> x, const float* weight, const float* bias, float eps,
                 Rows<float> out) {
   if (x.rows == 0) return;
-  layer_norm_kernel<<<static_cast<unsigned>(x.rows), static_cast<unsigned>(norm_threads(x.cols)), 0,
-                      stream>>>(x, weight, bias, eps, out);
+  launch_early(layer_norm_kernel, static_cast<unsigned>(x.rows), static_cast<unsigned>(norm_threads(x.cols)),
+               0, stream, x, weight, bias, eps, out);
   check_launch("layer_norm", x.rows, x.cols);
 }
 

@@ -5,6 +5,7 @@
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.cuh"
 #include "ops/limits.h"
 
 namespace nibble::cuda {
@@ -20,6 +21,7 @@ __device__ bool follows_another(const RowsOfStep& rows, int64_t t) {
 }
 
 __global__ void __launch_bounds__(kThreads) causal_conv_kernel(CausalConvArgs p) {
+  after_kernel_before();
   const int64_t first = blockIdx.x;
   if (follows_another(p.rows, first)) return;
   const int64_t c = int64_t{blockIdx.y} * kThreads + threadIdx.x, channels = p.x.cols, kept = p.taps - 1;
@@ -57,10 +59,14 @@ struct Kda {
 constexpr int kKdaWarps = kThreads / kWarp;
 
 // Column j of the state is a lane's; its rows i are dealt out to the warps, i % kKdaWarps. A row's products
-// with k and q are added up within a warp in the order of i, then over the warps.
+// with k and q are added up within a warp in the order of i, then over the warps. kMostDim: of a head; a lane
+// holds its part of a column meanwhile.
+template <int kMostDim>
 __global__ void __launch_bounds__(kThreads) kda_kernel(Kda p) {
+  constexpr int kHeld = kMostDim / kKdaWarps;
   __shared__ float s_q[kMaxHeadDim], s_k[kMaxHeadDim], s_keep[kMaxHeadDim];
   __shared__ float s_delta[kKdaWarps][kWarp], s_out[kKdaWarps][kWarp], s_warps[kWarp];
+  after_kernel_before();
   const int64_t first = blockIdx.x, h = blockIdx.y, dim = p.dim;
   if (follows_another(p.rows, first)) return;
   const int32_t slot = p.rows.slots_T[first];
@@ -91,12 +97,19 @@ __global__ void __launch_bounds__(kThreads) kda_kernel(Kda p) {
       s_keep[i] = exp_exactly(p.has_bound ? p.bound * sigmoid(rate * u) : -rate * softplus(u));
     }
     __syncthreads();
-    float part = 0;
+    float part = 0, held[kHeld];
     if (has_column) {
-      for (int64_t i = warp; i < dim; i += kKdaWarps) {
-        const float kept = state[i * dim] * s_keep[i];
-        state[i * dim] = kept;
-        part = fmaf(kept, s_k[i], part);
+#pragma unroll
+      for (int n = 0; n < kHeld; ++n) {
+        const int64_t i = n * kKdaWarps + warp;
+        held[n] = i < dim ? state[i * dim] : 0.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < kHeld; ++n) {
+        const int64_t i = n * kKdaWarps + warp;
+        if (i >= dim) break;
+        held[n] *= s_keep[i];
+        part = fmaf(held[n], s_k[i], part);
       }
     }
     s_delta[warp][lane] = part;
@@ -107,8 +120,11 @@ __global__ void __launch_bounds__(kThreads) kda_kernel(Kda p) {
     if (has_column) {
       const float beta = sigmoid(p.beta.data[t * p.beta.stride + h]);
       const float delta = beta * (p.v.data[t * p.v.stride + h * dim + j] - known);
-      for (int64_t i = warp; i < dim; i += kKdaWarps) {
-        const float next = fmaf(s_k[i], delta, state[i * dim]);
+#pragma unroll
+      for (int n = 0; n < kHeld; ++n) {
+        const int64_t i = n * kKdaWarps + warp;
+        if (i >= dim) break;
+        const float next = fmaf(s_k[i], delta, held[n]);
         state[i * dim] = next;
         part = fmaf(next, s_q[i], part);
       }
@@ -129,7 +145,7 @@ void causal_conv(cudaStream_t stream, const CausalConvArgs& args) {
   if (args.rows.count == 0) return;
   const dim3 grid(static_cast<unsigned>(args.rows.count),
                   static_cast<unsigned>(ceil_div(args.x.cols, kThreads)));
-  causal_conv_kernel<<<grid, kThreads, 0, stream>>>(args);
+  launch_early(causal_conv_kernel, grid, kThreads, 0, stream, args);
   check_launch("causal_conv", args.rows.count, args.x.cols, args.taps);
 }
 
@@ -152,7 +168,7 @@ void kda(cudaStream_t stream, const KdaArgs& args) {
               .dim = dim};
   const dim3 grid(static_cast<unsigned>(args.rows.count), static_cast<unsigned>(heads),
                   static_cast<unsigned>(ceil_div(dim, kWarp)));
-  kda_kernel<<<grid, kThreads, 0, stream>>>(p);
+  launch_early(dim <= 128 ? kda_kernel<128> : kda_kernel<kMaxHeadDim>, grid, kThreads, 0, stream, p);
   check_launch("kda", args.rows.count, heads, dim);
 }
 
