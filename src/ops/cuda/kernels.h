@@ -62,7 +62,9 @@ void grouped_linear(cudaStream_t stream, MatrixFormat format, const GroupedLinea
 void prepare_attend(cudaStream_t stream, const PrepareAttendArgs& args);
 
 // attend.cu. `selection` null: all visible positions. `prepare` null: q, the keys and the values are
-// prepared; else that is done here, too, for rows that are one_a_sequence. `scratch` has room for
+// prepared; else that is done here, too, for rows that are one_a_sequence: then positions, page tables and
+// earlier keys and values are read before the kernel before is done, so they come from uploads and from steps
+// before. `scratch` has room for
 // `scratch_rows` times attend_row_scratch elements: so many rows are done at once. `arrived` has a place for
 // each head of those rows, zero, and zero again afterwards.
 int64_t attend_row_scratch(const AttendArgs& args, const Selection* selection);

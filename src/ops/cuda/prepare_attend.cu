@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kHeads* kWarp) prepare_attend_kernel(PrepareAt
   }
   float* x = is_query ? p.q.data + t * p.q.stride + head * dim : p.k.data + t * p.k.stride + g * dim;
   float* s_x = s_heads + threadIdx.x / kWarp * dim;
-  prepare_head(p, t, x, is_query ? p.q_norm : p.k_norm, s_x);
+  const float* norm = is_query ? p.q_norm : p.k_norm;
+  prepare_head(p, t, x, norm, HeadAhead(p, t, x, norm), s_x);
   float* out = is_query ? x : p.kv.keys + token * dim;
   for (int c = lane; c < dim; c += kWarp) out[c] = s_x[c];
 }

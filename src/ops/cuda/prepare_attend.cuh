@@ -6,44 +6,56 @@
 
 namespace nibble::cuda {
 
-// s_x [K] = the normed (weight null: not) and rotated head x [K] of row t, by a warp.
-__device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const float* x,
-                                    const float* weight, float* s_x) {
-  const auto dim = static_cast<int>(p.kv.head_dim);
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int half = static_cast<int>(p.rope_table.cols) / 2;
-  const float* table = p.rope_table.data + t * p.rope_table.stride;
-  // What the first columns need is asked for at once, and of the others kAhead a lane together.
-  constexpr int kAhead = 4;
-  float first_weight[kAhead] = {}, first_turn[kAhead] = {};  // the latter: cosine and sine in turn
-#pragma unroll
-  for (int j = 0; j < kAhead; ++j) {
-    const int c = lane + j * kWarp, i = lane + j / 2 * kWarp;
-    if (weight != nullptr && c < dim) first_weight[j] = weight[c];
-    if (i < half) first_turn[j] = table[j % 2 * half + i];
-  }
-  float square = 0;
-  for (int first = lane; first < dim; first += kAhead * kWarp) {
-    float value[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) value[j] = first + j * kWarp < dim ? x[first + j * kWarp] : 0.0f;
+// What a lane needs of a head's first columns, asked for together: all of it up to kAhead * kWarp columns.
+struct HeadAhead {
+  static constexpr int kAhead = 4;
+  float x[kAhead] = {}, weight[kAhead] = {}, turn[kAhead] = {};  // the latter: cosine and sine in turn
+
+  HeadAhead() = default;
+  __device__ HeadAhead(const PrepareAttendArgs& p, int64_t t, const float* from, const float* norm) {
+    const auto dim = static_cast<int>(p.kv.head_dim), half = static_cast<int>(p.rope_table.cols) / 2;
+    const float* table = p.rope_table.data + t * p.rope_table.stride;
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      if (first + j * kWarp >= dim) break;
-      s_x[first + j * kWarp] = value[j];
-      square = fmaf(value[j], value[j], square);
+      const int lane = static_cast<int>(threadIdx.x % kWarp), c = lane + j * kWarp, i = lane + j / 2 * kWarp;
+      if (c < dim) x[j] = from[c];
+      if (norm != nullptr && c < dim) weight[j] = norm[c];
+      if (i < half) turn[j] = table[j % 2 * half + i];
     }
   }
-  if (weight != nullptr) {
+};
+
+// s_x [K] = the normed (norm null: not) and rotated head `from` [K] of row t, by a warp.
+__device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const float* from,
+                                    const float* norm, const HeadAhead& ahead, float* s_x) {
+  constexpr int kAhead = HeadAhead::kAhead;
+  const auto dim = static_cast<int>(p.kv.head_dim);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  float square = 0;
+#pragma unroll
+  for (int j = 0; j < kAhead; ++j) {
+    const int c = lane + j * kWarp;
+    if (c < dim) s_x[c] = ahead.x[j];
+    square = fmaf(ahead.x[j], ahead.x[j], square);
+  }
+#pragma unroll 4
+  for (int c = lane + kAhead * kWarp; c < dim; c += kWarp) {
+    const float value = from[c];
+    s_x[c] = value;
+    square = fmaf(value, value, square);
+  }
+  if (norm != nullptr) {
     const float factor = 1.0f / sqrtf(warp_sum(square) / static_cast<float>(dim) + p.eps);
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       const int c = lane + j * kWarp;
-      if (c < dim) s_x[c] = s_x[c] * factor * first_weight[j];
+      if (c < dim) s_x[c] = ahead.x[j] * factor * ahead.weight[j];
     }
-    for (int c = lane + kAhead * kWarp; c < dim; c += kWarp) s_x[c] = s_x[c] * factor * weight[c];
+    for (int c = lane + kAhead * kWarp; c < dim; c += kWarp) s_x[c] = s_x[c] * factor * norm[c];
   }
   __syncwarp();
+  const int half = static_cast<int>(p.rope_table.cols) / 2;
+  const float* table = p.rope_table.data + t * p.rope_table.stride;
   const bool halves = p.rope_style == RopeStyle::kHalves;
   const int step = halves ? 1 : 2, partner = halves ? half : 1;
   auto turn = [&](int i, float cosine, float sine) {
@@ -55,7 +67,7 @@ __device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const
 #pragma unroll
   for (int j = 0; j < kAhead; j += 2) {
     const int i = lane + j / 2 * kWarp;
-    if (i < half) turn(i, first_turn[j], first_turn[j + 1]);
+    if (i < half) turn(i, ahead.turn[j], ahead.turn[j + 1]);
   }
   for (int i = lane + kAhead / 2 * kWarp; i < half; i += kWarp) turn(i, table[i], table[half + i]);
   __syncwarp();
