@@ -162,18 +162,18 @@ Step make_step(const MoeShape& s, int tokens, std::mt19937& random,
 struct Room {
   void* workspace;
   int64_t workspace_bytes;
-  uint32_t* counters;
+  uint32_t* handed;
 
   Room(const MoeShape& s, int tokens) : workspace_bytes(moe_decode_workspace_bytes(s, tokens)) {
     workspace = device<char>(workspace_bytes);
-    counters = device(std::vector<uint32_t>(static_cast<size_t>(moe_decode_counters(s, tokens))));
+    handed = device(std::vector<uint32_t>(static_cast<size_t>(moe_decode_handed(s, tokens))));
     CHECK(cudaMemset(workspace, 0xFF, workspace_bytes));
   }
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
   ~Room() {
     CHECK(cudaFree(workspace));
-    CHECK(cudaFree(counters));
+    CHECK(cudaFree(handed));
   }
 };
 
@@ -188,7 +188,7 @@ MoeDecodeArgs args_of(const Layer& layer, const Step& step, const Room& room, in
   a.weights = step.d_weights + first * s.chosen, a.weights_stride = s.chosen;
   a.out = step.d_out + static_cast<int64_t>(first) * s.model, a.out_stride = s.model;
   a.workspace = room.workspace;
-  a.counters = room.counters;
+  a.handed = room.handed;
   return a;
 }
 
@@ -254,6 +254,10 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
     same = same && std::memcmp(result(layer, step).data(), found.data(), found.size() * 4) == 0;
   }
   report(same, name + ": five runs give the same bits");
+  std::vector<uint32_t> handed(static_cast<size_t>(moe_decode_handed(s, tokens)));
+  CHECK(cudaMemcpy(handed.data(), room.handed, handed.size() * 4, cudaMemcpyDeviceToHost));
+  report(std::count(handed.begin(), handed.end(), 0u) == static_cast<int64_t>(handed.size()),
+         name + ": what is handed on is zero again");
   for (Raw& r : layer.raw) {
     for (const uint8_t* p :
          {r.gate.codes, r.gate.scales, r.up.codes, r.up.scales, r.down.codes, r.down.scales})

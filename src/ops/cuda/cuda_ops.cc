@@ -415,7 +415,7 @@ class CudaOps final : public Ops {
                                   .workspace = scratch<char>(cuda::moe_decode_workspace_bytes(shape, tokens),
                                                              "expert_ffn: rows"),
                                   .route = route,
-                                  .counters = counters(cuda::moe_decode_counters(shape, tokens))},
+                                  .handed = zeros(cuda::moe_decode_handed(shape, tokens))},
                                  stream()),
                 "expert_ffn");
   }
@@ -461,7 +461,7 @@ class CudaOps final : public Ops {
     const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
     auto* pieces = scratch<float>(rows * a_row, "attend: pieces");
     cuda::attend(stream(), args, selection, prepare, pieces, rows,
-                 counters(rows * (args.q.cols / args.kv.head_dim)));
+                 zeros(rows * (args.q.cols / args.kv.head_dim)));
   }
 
   // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
@@ -525,13 +525,12 @@ class CudaOps final : public Ops {
     grow(scratch_, elements * static_cast<int64_t>(sizeof(T)), purpose);
     return scratch_.as<T>();
   }
-  // Zero, and kernels leave them so.
-  uint32_t* counters(int64_t count) {
-    if (grow(counters_, count * static_cast<int64_t>(sizeof(uint32_t)), "counters")) {
-      const std::vector<uint32_t> zeros(static_cast<size_t>(count));
-      memory_.upload(counters_.as<void>(), zeros.data(), counters_.bytes());
-    }
-    return counters_.as<uint32_t>();
+  // What multiprocessors tell each other: zero, and kernels leave it so.
+  uint32_t* zeros(int64_t words) {
+    if (grow(zeros_, words * static_cast<int64_t>(sizeof(uint32_t)), "words that are handed on"))
+      cuda::check(cudaMemsetAsync(zeros_.as<void>(), 0, zeros_.bytes(), stream()),
+                  "words that are handed on");
+    return zeros_.as<uint32_t>();
   }
   // Whether it was too small.
   bool grow(Buffer& buffer, int64_t bytes, const char* purpose) {
@@ -566,7 +565,7 @@ class CudaOps final : public Ops {
   Buffer staging_;  // a weight on its way to its own order
   std::map<std::vector<const void*>, MatrixTable> head_tables_;
   Buffer scratch_;
-  Buffer counters_;
+  Buffer zeros_;
   std::unordered_map<uint64_t, cudaGraphExec_t> graphs_;  // null: came once
 };
 

@@ -8,24 +8,26 @@
 namespace nibble::cuda {
 namespace {
 
-// The tasks of a run go in rounds, one to each group of warps. The chunks of a row of K, and of all groups,
-// are a stage.
+// By a warp. The tasks of a run go in rounds, one to each group of warps, and to the lane that copies its
+// weights. The chunks of a row of K, and of all groups, are a stage.
 template <int kBlock, int kStages>
 __device__ inline void load_run(const Run& run, const RowBlock& block, const Split& k, uint8_t* stages,
                                 Ring<kStages>& ring) {
   constexpr int kChunk = chunk_bytes(kBlock);
+  const int group = static_cast<int>(threadIdx.x) % 32;
   const uint64_t policy = evict_first_policy();
-  const uint8_t* from = (run.down ? block.down : block.gate_up) + int64_t{run.tile} * k.chunks * kChunk;
-  for (int task = 0; task < run.count; task += k.groups) {
+  const uint8_t* from =
+      (run.down ? block.down : block.gate_up) + int64_t{run.tile + group} * k.chunks * kChunk;
+  for (int task = 0; task < run.count; task += k.groups, from += k.groups * k.chunks * kChunk) {
     const int tasks = min(k.groups, run.count - task);
     for (int row = 0; row < k.rows; ++row) {
       const int first = row * k.parts, bytes = max(min(k.parts, k.chunks - first), 0) * kChunk;
       ring.wait_empty();
-      barrier_expect(ring.full + ring.place, bytes * tasks);
-      for (int group = 0; group < tasks && bytes > 0; ++group) {
-        bulk_copy(stages + (ring.place * kWarps + group * k.parts) * kChunk,
-                  from + (int64_t{task + group} * k.chunks + first) * kChunk, bytes, ring.full + ring.place,
-                  policy);
+      if (group == 0) barrier_expect(ring.full + ring.place, bytes * tasks);
+      __syncwarp();
+      if (group < tasks && bytes > 0) {
+        bulk_copy(stages + (ring.place * kWarps + group * k.parts) * kChunk, from + first * kChunk, bytes,
+                  ring.full + ring.place, policy);
       }
       ring.advance();
     }
@@ -53,7 +55,7 @@ __device__ inline void prepare_few(const MoeDecodeArgs& a, const Before& before,
   group_few(a.shape, a.tokens, scratch.tiles, few);
 }
 
-// By warp t for row t. The first block writes ids and weights for who wants to see them.
+// By a warp, of row t. The first block writes ids and weights for who wants to see them.
 __device__ inline void weigh_few(const RouteArgs& routing, int t, FewRows& few) {
   const int chosen = static_cast<int>(routing.ids.cols), lane = static_cast<int>(threadIdx.x) % 32;
   float* const weights = few.weights + t * chosen;
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
   extern __shared__ __align__(128) uint8_t shared[];
   using Layout = SharedLayout<kBlock, kRoomy>;
   constexpr int kStages = Layout::kStages, kBuffers = Layout::kBuffers;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + Layout::kBarriers);
   Ring<kStages> chunks{barriers, barriers + kStages};
   Ring<kBuffers> sums{barriers + 2 * kStages, barriers + 2 * kStages + kBuffers};
@@ -100,33 +102,44 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     dependency_launch();
   }
 
+  const Handed handed = handed_at(a.handed, a.shape, a.tokens);
   Runs runs{groups};
   if (warp < kWarps) {
     more_registers<kMultiplyRegisters>();
-    if (groups.are_few && before.route && warp < a.tokens) weigh_few(before.routing, warp, few);
     for (Run run; runs.next(a.shape, run);) {
       const RowBlock block = groups.block(run.block);
       const Split k(a.shape, run.down);
       if (block.count <= kTokensOfTile) {
-        multiply_run<kBlock, 1>(a, w, groups, run, block, k, shared, chunks, buffers, sums);
+        multiply_run<kBlock, 1>(a, w, handed, groups, run, block, k, shared, chunks, buffers, sums);
       } else {
-        multiply_run<kBlock, 2>(a, w, groups, run, block, k, shared, chunks, buffers, sums);
+        multiply_run<kBlock, 2>(a, w, handed, groups, run, block, k, shared, chunks, buffers, sums);
       }
     }
-    combine(a, w, groups);
+    arrive(kDoneBarrier, kDoneThreads);
+    meet(kWeightsBarrier, kWeightsThreads);
+    combine(a, handed, groups);
   } else {
     fewer_registers<kOtherRegisters>();
-    int turn = warp - kLoader - 1;
+    if (warp == kLoader) {
+      for (Run run; runs.next(a.shape, run);)
+        load_run<kBlock>(run, groups.block(run.block), Split(a.shape, run.down), shared, chunks);
+      clear_h(a, handed);
+      return;
+    }
+    const int finisher = warp - kLoader - 1;
+    for (int t = finisher; t < a.tokens && groups.are_few && before.route; t += kFinishers)
+      weigh_few(before.routing, t, few);
+    arrive(kWeightsBarrier, kWeightsThreads);
+    int turn = finisher;
     for (Run run; runs.next(a.shape, run);) {
-      const RowBlock block = groups.block(run.block);
+      const Finish finish(a, handed, run, groups.block(run.block));
       const Split k(a.shape, run.down);
-      if (warp != kLoader) {
-        finish_run(a, w, run, block, k, buffers, sums, turn);
-      } else if (lane == 0) {
-        load_run<kBlock>(run, block, k, shared, chunks);
+      if (run.down) {
+        finish_run<true>(a, finish, run, k, buffers, sums, turn);
+      } else {
+        finish_run<false>(a, finish, run, k, buffers, sums, turn);
       }
     }
-    if (warp == kLoader) wait_for_all(a, groups.blocks());
   }
 }
 

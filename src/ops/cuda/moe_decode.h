@@ -65,13 +65,13 @@ struct MoeDecodeArgs {
   void* workspace = nullptr;  // moe_decode_workspace_bytes()
   // Host; null: ids and weights are there. Else they come of this, in the launch that groups.
   const RouteArgs* route = nullptr;
-  uint32_t* counters = nullptr;  // [moe_decode_counters()], zero, and zero again afterwards
+  uint32_t* handed = nullptr;  // [moe_decode_handed()], zero, and zero again afterwards
 };
 
 // Shared memory that a block needs at least.
 int64_t moe_decode_shared_bytes(int block);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
-int64_t moe_decode_counters(const MoeShape& shape, int tokens);
+int64_t moe_decode_handed(const MoeShape& shape, int tokens);
 
 // Writes the tiles of gate and up, or of down, of one expert.
 cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up, uint8_t* to,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/cuda/moe_workspace.h"
+#include "ops/cuda/primitives.cuh"
 #include "ops/cuda/route_row.cuh"
 
 namespace nibble::cuda {
@@ -18,7 +19,7 @@ struct FewRows {
   float weights[kFewRows];
   uint32_t begins[kFewRows / 32], wide[kFewRows / 32];
   float top[kFewTokens], sum[kFewTokens];  // of a row's scores
-  int gate_up_share[2], down_share[2];     // of this multiprocessor: begin and end
+  Place gate_up_share[2], down_share[2];   // of this multiprocessor: begin and end
   int blocks;
 };
 
@@ -33,7 +34,7 @@ struct Groups {
   __device__ RowBlock block(int i) const { return are_few ? few.block[i] : w.block[i]; }
   __device__ int row_token(int row) const { return are_few ? few.row_token[row] : w.row_token[row]; }
   // Of this multiprocessor, end 0 or 1.
-  __device__ int share(bool down, int end) const {
+  __device__ Place share(bool down, int end) const {
     if (are_few) return (down ? few.down_share : few.gate_up_share)[end];
     return (down ? w.down_share : w.gate_up_share)[blockIdx.x + end];
   }
@@ -122,18 +123,23 @@ __device__ inline void choose_few(const RouteArgs& route, const FewScratch& scra
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
   const int tokens = static_cast<int>(route.ids.rows), chosen = static_cast<int>(route.ids.cols);
   const int experts = static_cast<int>(route.logits.cols);
-  for (int e = thread; e < experts; e += static_cast<int>(blockDim.x)) {
-    float logit[kFewTokens];  // all under way at once
-#pragma unroll
-    for (int t = 0; t < kFewTokens; ++t)
-      logit[t] = t < tokens ? route.logits.data[t * route.logits.stride + e] : 0.0f;
-#pragma unroll
-    for (int t = 0; t < kFewTokens; ++t) {
-      if (t < tokens) scratch.scores[t * experts + e] = logit[t];
+  // What is a thread's own of [T, E], without a division: visit(t, e).
+  auto for_own = [&](auto visit) {
+    for (int t = 0, e = thread; t < tokens;) {
+      if (e < experts) {
+        visit(t, e);
+        e += static_cast<int>(blockDim.x);
+      } else {
+        e -= experts, ++t;
+      }
     }
-  }
-  __syncthreads();
+  };
+  for_own([&](int t, int e) {
+    copy_later(scratch.scores + t * experts + e, route.logits.data + t * route.logits.stride + e);
+  });
+  copies_wait();
   if (spec.score == RouterScore::kSoftmaxAll) {
+    __syncthreads();
     if (warp < tokens) {
       const Scores scores{spec, scratch.scores + warp * experts};
       float top = -INFINITY, sum = 0;
@@ -145,12 +151,11 @@ __device__ inline void choose_few(const RouteArgs& route, const FewScratch& scra
     }
     __syncthreads();
   }
-  for (int i = thread; i < tokens * experts; i += static_cast<int>(blockDim.x)) {
-    const int t = i / experts, e = i - t * experts;
-    const float score = Scores{spec, scratch.scores + t * experts, few.top[t], few.sum[t]}.score(e);
-    scratch.scores[i] = score;
-    scratch.keys[i] = ordered(score + scratch.bias[e]);
-  }
+  for_own([&](int t, int e) {
+    float* const scores = scratch.scores + t * experts;
+    scores[e] = Scores{spec, scores, few.top[t], few.sum[t]}.score(e);
+    scratch.keys[t * experts + e] = ordered(scores[e] + scratch.bias[e]);
+  });
   __syncthreads();
   if (warp >= tokens) return;
   const int row = warp * experts;
@@ -196,30 +201,32 @@ __device__ inline void group_few(const MoeShape& s, int tokens, const ExpertTile
     blocks += __popc(few.begins[word]), blocks_before += __popc(few.begins[word] & before);
     wide += __popc(few.wide[word]), wide_before += __popc(few.wide[word] & before);
   }
-  auto cost = [](int all, int of_two) {
+  auto cost = [](uint32_t all, uint32_t of_two) {
     return all * kOneTileCost + of_two * (kTwoTilesCost - kOneTileCost);
   };
   // Where nearly as many multiprocessors can have each one block alone, the others stay idle: who works on
   // two loads rows twice and is last.
-  const int all = static_cast<int>(gridDim.x), spare = all % blocks,
-            sharing = spare <= all / 16 ? all - spare : all;
+  const uint32_t all = gridDim.x, spare = all % static_cast<uint32_t>(blocks),
+                 sharing = spare <= all / 16 ? all - spare : all;
   if (begins) {
     few.block[blocks_before] = {tiles[expert].gate_up, tiles[expert].down, expert, place, count};
-    const int begin = cost(blocks_before, wide_before), own = cost(1, count > kTokensOfTile ? 1 : 0);
-    for (int end = 0; end < 2; ++end) {
-      const int within = (static_cast<int>(blockIdx.x) + end) * cost(blocks, wide) / sharing - begin;
-      if (within < 0 || within >= own) continue;
+    const bool is_wide = count > kTokensOfTile;
+    const uint32_t begin = cost(blocks_before, wide_before), own = cost(1, is_wide ? 1 : 0);
+    for (uint32_t end = 0; end < 2; ++end) {
+      const uint32_t within = (blockIdx.x + end) * cost(blocks, wide) / sharing - begin;
+      if (within >= own) continue;  // also where it is before this block
       auto share = [&](bool down) {
-        return blocks_before * tiles_of(s, down) + within * tiles_of(s, down) / own;
+        const uint32_t tiles = within * tiles_of(s, down);
+        return Place{blocks_before, static_cast<int>(is_wide ? tiles / kTwoTilesCost : tiles / kOneTileCost)};
       };
       few.gate_up_share[end] = share(false), few.down_share[end] = share(true);
     }
   }
   if (threadIdx.x == 0) {
     few.blocks = blocks;
-    for (int end = 0; end < 2; ++end) {
-      if (static_cast<int>(blockIdx.x) + end < sharing) continue;
-      few.gate_up_share[end] = blocks * tiles_of(s, false), few.down_share[end] = blocks * tiles_of(s, true);
+    for (uint32_t end = 0; end < 2; ++end) {
+      if (blockIdx.x + end < sharing) continue;
+      few.gate_up_share[end] = few.down_share[end] = {blocks, 0};
     }
   }
   __syncthreads();

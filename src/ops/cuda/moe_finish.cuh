@@ -7,106 +7,133 @@
 
 namespace nibble::cuda {
 
-// What becomes of the sums of a task. Of token 4 n + q, weight rows g and g + 8 of both tiles.
-__device__ inline void finish_gate_up(const MoeDecodeArgs& a, const Workspace& w, const RowBlock& block,
-                                      int tile, int n, const float4& sums) {
+// What finishing the tasks of a run takes, made or loaded ahead of their sums.
+struct Finish {
+  int rows;      // of the block
+  uint32_t* to;  // what becomes of its first row's sums
+  // Of gate and up, or of down.
+  float first_scale, second_scale = 0;
+  const float *first_bias, *second_bias = nullptr;
+
+  __device__ Finish(const MoeDecodeArgs& a, const Handed& handed, const Run& run, const RowBlock& block)
+      : rows(block.count) {
+    const PackedExpert& expert = a.experts[block.expert];
+    if (run.down) {
+      to = handed.partial + int64_t{block.first} * a.shape.model_chunks() * 128;
+      first_scale = expert.down_scale * kUnscale;
+      first_bias = expert.down_bias;
+    } else {
+      to = handed.h + int64_t{block.first} * a.shape.width_chunks() * 128;
+      first_scale = expert.gate_scale * kUnscale, second_scale = expert.up_scale * kUnscale;
+      first_bias = expert.gate_bias, second_bias = expert.up_bias;
+    }
+  }
+};
+
+// The sums of a task, from those that the warps left: the parts of K in their order.
+__device__ inline float4 sum_of_parts(const float4* from, int parts) {
+  float4 sum = *from;
+#pragma unroll 4
+  for (int p = 1; p < parts; ++p) {
+    const float4 part = from[p * kMaxTiles * 32];
+    sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+  }
+  return sum;
+}
+
+// A lane of the warps that multiplied had, of token 4 n + q, weight rows g and g + 8 of both tiles. Where
+// there are no tokens for half of the lanes, those take over the rows g + 8.
+__device__ inline void finish_gate_up(const MoeDecodeArgs& a, const Finish& f, int tile, int n,
+                                      const float4* parts_of_warps, int parts) {
   const MoeShape& s = a.shape;
-  const int lane = threadIdx.x % 32, g = lane / 4, row = n * kTokensOfTile + lane % 4;
-  const int i = s.width_chunks() * 128;
-  const PackedExpert& expert = a.experts[block.expert];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int column = tile * 16 + r * 8 + g;
-    float gate = (r == 0 ? sums.x : sums.y) * (expert.gate_scale * kUnscale);
-    float up = (r == 0 ? sums.z : sums.w) * (expert.up_scale * kUnscale);
-    if (column < s.width) {
-      if (expert.gate_bias != nullptr) gate += expert.gate_bias[column];
-      if (expert.up_bias != nullptr) up += expert.up_bias[column];
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const bool takes_over = f.rows - n * kTokensOfTile <= 2;
+  const int token = takes_over ? q % 2 : q, row = n * kTokensOfTile + token;
+  const float4 sums = sum_of_parts(parts_of_warps + g * 4 + token, parts);
+#pragma unroll 1
+  for (int half = 0; half < (takes_over ? 1 : 2); ++half) {
+    const int r = takes_over ? q / 2 : half, column = tile * 16 + r * 8 + g;
+    float gate = (r == 0 ? sums.x : sums.y) * f.first_scale, up = (r == 0 ? sums.z : sums.w) * f.second_scale;
+    __nv_bfloat162 parts_of_h = {};
+    if (row < f.rows && column < s.width) {
+      if (f.first_bias != nullptr) gate += f.first_bias[column];
+      if (f.second_bias != nullptr) up += f.second_bias[column];
+      split(activated(a.activation, gate, up), parts_of_h.x, parts_of_h.y);
     }
-    if (row < block.count) {
-      __nv_bfloat16* to = w.h + static_cast<int64_t>(block.first + row) * 2 * i + operand_place<32>(column);
-      split(column < s.width ? activated(a.activation, gate, up) : 0.0f, to[0], to[i]);
-    }
+    // A word is a part of two neighbouring columns: the lane of the first makes that of the high parts.
+    const uint32_t own = *reinterpret_cast<const uint32_t*>(&parts_of_h);
+    const uint32_t other = __shfl_xor_sync(~0u, own, 4);
+    const int part = g % 2, words = s.width_chunks() * 64;
+    const uint32_t word = part == 0 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
+    if (row < f.rows) hand(f.to + (row * 2 + part) * words + operand_place<32>(column) / 2, word);
   }
 }
 
-__device__ inline void finish_down(const MoeDecodeArgs& a, const Workspace& w, const RowBlock& block,
-                                   int tile, int n, const float4& sums) {
+__device__ inline void finish_down(const MoeDecodeArgs& a, const Finish& f, int tile, int n,
+                                   const float4* parts_of_warps, int parts) {
   const MoeShape& s = a.shape;
-  const int lane = threadIdx.x % 32, g = lane / 4, row = n * kTokensOfTile + lane % 4;
-  const int d = s.model_chunks() * 128;
-  const PackedExpert& expert = a.experts[block.expert];
-  const float values[4] = {sums.x, sums.y, sums.z, sums.w};
+  const int lane = threadIdx.x % 32, first = tile * 32 + lane / 4, row = n * kTokensOfTile + lane % 4;
+  const float4 sums = sum_of_parts(parts_of_warps + lane, parts);
+  float values[4] = {sums.x * f.first_scale, sums.y * f.first_scale, sums.z * f.first_scale,
+                     sums.w * f.first_scale};
+  if (row >= f.rows) return;
+  if (f.first_bias != nullptr) {
 #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int column = tile * 32 + v * 8 + g;
-    float value = values[v] * (expert.down_scale * kUnscale);
-    if (expert.down_bias != nullptr && column < s.model) value += expert.down_bias[column];
-    if (row < block.count) w.partial[static_cast<int64_t>(block.first + row) * d + column] = value;
+    for (int v = 0; v < 4; ++v) {
+      if (first + v * 8 < s.model) values[v] += f.first_bias[first + v * 8];
+    }
   }
+  uint32_t* const to = f.to + row * s.model_chunks() * 128 + first;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) hand(to + v * 8, __float_as_uint(values[v]));
 }
 
 // The finishers take turns, round after round of the multiprocessor.
-template <int kBuffers>
-__device__ inline void finish_run(const MoeDecodeArgs& a, const Workspace& w, const Run& run,
-                                  const RowBlock& block, const Split& k, const float4* buffers,
-                                  Ring<kBuffers>& in, int& turn) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int tiles = (block.count + kTokensOfTile - 1) / kTokensOfTile;
+template <bool kDown, int kBuffers>
+__device__ inline void finish_run(const MoeDecodeArgs& a, const Finish& f, const Run& run, const Split& k,
+                                  const float4* buffers, Ring<kBuffers>& in, int& turn) {
+  const int tiles = (f.rows + kTokensOfTile - 1) / kTokensOfTile;
   for (int task = 0; task < run.count; task += k.groups, in.advance()) {
     if (turn-- != 0) continue;
     turn = kFinishers - 1;
-    const int tasks = min(k.groups, run.count - task);
     in.wait_full();
-    for (int group = 0; group < tasks; ++group) {
+    const float4* of_group = buffers + in.place * kWarps * kMaxTiles * 32;
+    for (int at = task; at < min(task + k.groups, run.count); ++at, of_group += k.parts * kMaxTiles * 32) {
       for (int n = 0; n < tiles; ++n) {
-        const float4* from = buffers + ((in.place * kWarps + group * k.parts) * kMaxTiles + n) * 32 + lane;
-        float4 sum = *from;
-#pragma unroll 4
-        for (int part = 1; part < k.parts; ++part) {  // the parts of K, in order
-          const float4 more = from[part * kMaxTiles * 32];
-          sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-        }
-        if (run.down) {
-          finish_down(a, w, block, run.tile + task + group, n, sum);
+        if constexpr (kDown) {
+          finish_down(a, f, run.tile + at, n, of_group + n * 32, k.parts);
         } else {
-          finish_gate_up(a, w, block, run.tile + task + group, n, sum);
+          finish_gate_up(a, f, run.tile + at, n, of_group + n * 32, k.parts);
         }
       }
     }
     warp_arrive(in.empty + in.place);
-    __syncwarp();
-    if (lane == 0) {
-      const Counters counters = counters_at(a.counters);
-      add_release(run.down ? counters.finished : counters.ready + run.block, static_cast<uint32_t>(tasks));
-    }
   }
 }
 
-// By a warp: waits until all products of down are there. The last multiprocessor that knows it makes the
-// counters zero: nobody asks them any more.
-__device__ inline void wait_for_all(const MoeDecodeArgs& a, int blocks) {
-  const Counters counters = counters_at(a.counters);
+// By a warp: makes h zero again, each multiprocessor some of it, once all have what they need of it. They
+// count without a fence: what they loaded has come before they count, so no store that follows can meet it.
+__device__ inline void clear_h(const MoeDecodeArgs& a, const Handed& handed) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t all = static_cast<uint32_t>(blocks) * static_cast<uint32_t>(tiles_of(a.shape, true));
-  uint32_t known = 0;
+  meet(kDoneBarrier, kDoneThreads);
   if (lane == 0) {
-    while (load_relaxed(counters.finished) < all) {
+    count_up_to(handed.done, gridDim.x);
+    // The next count begins in the next launch, when this one is over.
+    while (load_relaxed(handed.done) != 0) {
     }
   }
-  meet(kFinishedBarrier, (kWarps + 1) * 32);
-  if (lane == 0) known = add_release(counters.finished, 1) - all + 1;
-  if (__shfl_sync(~0u, known, 0) != gridDim.x) return;
-  for (int i = lane; i < blocks; i += 32) counters.ready[i] = 0;
-  if (lane == 0) *counters.finished = 0;
+  __syncwarp();
+  const int64_t fours = static_cast<int64_t>(a.tokens) * a.shape.chosen * a.shape.width_chunks() * 32;
+  for (int64_t i = int64_t{blockIdx.x} * 32 + lane; i < fours; i += int64_t{gridDim.x} * 32)
+    reinterpret_cast<uint4*>(handed.h)[i] = {0, 0, 0, 0};
 }
 
-// Once all products of down are there: a token's experts are added in the order of a.
-__device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, const Groups& groups) {
+// A token's experts are added in the order of a, as soon as their products are there; those are zero again
+// afterwards, for nobody else reads them.
+__device__ inline void combine(const MoeDecodeArgs& a, const Handed& handed, const Groups& groups) {
   const MoeShape& s = a.shape;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int d = s.model_chunks() * 128;
-  meet(kFinishedBarrier, (kWarps + 1) * 32);
   // In 32 bits, whose division takes a fraction of the time of 64.
   const int of_token = d / 128, pieces = a.tokens * of_token, step = static_cast<int>(gridDim.x) * kWarps;
   for (int piece = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x); piece < pieces;
@@ -119,20 +146,23 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Workspace& w, const
     for (int v = 0; v < 4; ++v) before[v] = a.adds && column + v < s.model ? out[v] : 0.0f;
     float4 sum = {0, 0, 0, 0};
     for (int first = 0; first < s.chosen; first += 8) {  // eight loads under way, added in order
-      float4 part[8];
-      float weight[8];
+      uint32_t* from[8] = {};
+      float weight[8] = {};
+      const int count = min(s.chosen - first, 8);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        if (first + c >= s.chosen) continue;
-        const int64_t row = groups.grouped_row(t, first + c);
+        if (c >= count) continue;
+        from[c] = handed.partial + groups.grouped_row(t, first + c) * d + column;
         weight[c] = groups.weight(t, first + c);
-        part[c] = __ldcg(reinterpret_cast<const float4*>(w.partial + row * d + column));
       }
+      uint32_t parts[8][4];
+      take((1u << count) - 1, [&](int c) { return from[c]; }, [](int) { return 0u; }, parts);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        if (first + c >= s.chosen) continue;
-        sum.x += weight[c] * part[c].x, sum.y += weight[c] * part[c].y;
-        sum.z += weight[c] * part[c].z, sum.w += weight[c] * part[c].w;
+        if (c >= count) continue;
+        *reinterpret_cast<uint4*>(from[c]) = {0, 0, 0, 0};
+        sum.x += weight[c] * __uint_as_float(parts[c][0]), sum.y += weight[c] * __uint_as_float(parts[c][1]);
+        sum.z += weight[c] * __uint_as_float(parts[c][2]), sum.w += weight[c] * __uint_as_float(parts[c][3]);
       }
     }
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};

@@ -78,13 +78,11 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
     const int within = target - begin_of[expert].x, passes = (next_row[expert] + kMaxRows - 1) / kMaxRows;
     const int pass = min(within / kTwoTilesCost, passes - 1), offset = within - pass * kTwoTilesCost;
     const int pass_cost = next_row[expert] - pass * kMaxRows > kTokensOfTile ? kTwoTilesCost : kOneTileCost;
-    auto begin = [&](int tiles) { return (begin_of[expert].y + pass) * tiles + offset * tiles / pass_cost; };
+    auto begin = [&](int tiles) { return Place{begin_of[expert].y + pass, offset * tiles / pass_cost}; };
     w.gate_up_share[i] = begin(tiles_of(s, false)), w.down_share[i] = begin(tiles_of(s, true));
   }
-  if (me == 1023) {
-    w.gate_up_share[multiprocessors] = (first_block + blocks) * tiles_of(s, false);
-    w.down_share[multiprocessors] = (first_block + blocks) * tiles_of(s, true);
-  }
+  if (me == 1023)
+    w.gate_up_share[multiprocessors] = w.down_share[multiprocessors] = {first_block + blocks, 0};
   __syncthreads();
   for (int b = 0; b < blocks; ++b) {
     w.block[first_block + b] = {a.experts[me].gate_up, a.experts[me].down, me, first_row + b * kMaxRows,
@@ -140,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
   if (a.tokens > 1) {
     if (threadIdx.x == 0) {
       __threadfence();
-      uint32_t* routed = counters_at(a.counters).routed;
+      uint32_t* routed = handed_at(a.handed, a.shape, a.tokens).routed;
       s_is_last = atomicAdd(routed, 1) == static_cast<uint32_t>(a.tokens) - 1;
       if (s_is_last) *routed = 0;
       __threadfence();
@@ -157,8 +155,8 @@ int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
   return workspace_at(nullptr, shape, tokens).bytes;
 }
 
-int64_t moe_decode_counters(const MoeShape& shape, int tokens) {
-  return int64_t{2 * kCountersOfLine} + max_blocks(shape.experts, tokens * shape.chosen);
+int64_t moe_decode_handed(const MoeShape& shape, int tokens) {
+  return handed_at(nullptr, shape, tokens).words;
 }
 
 cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {

@@ -3,8 +3,7 @@
 // Of a task (two tiles of 16 weight rows times the rows of a block) the chunks of K are cut over warps, each
 // of which keeps its slice of the rows, both parts, in registers over all tasks of a run. The loader asks the
 // copy engine for the weights of task after task; the warps hand their sums to the finishers, who add them in
-// the order of K and write h, or the products of down, while the others go on. What waits long (stores that
-// must be seen before a counter) is thus in nobody's way.
+// the order of K and hand on h, or the products of down, while the others go on.
 #pragma once
 
 #include "ops/cuda/moe_few.cuh"
@@ -21,8 +20,38 @@ inline constexpr int kThreads = (kWarps + 1 + kFinishers) * 32;
 inline constexpr int kMultiplyRegisters = 216, kOtherRegisters = 72;
 // Chunks of a warp whose operands stay in registers: 128 of them with two tiles of tokens.
 inline constexpr int kHeld = 4;
-// Barriers of some warps of the block, by number.
-inline constexpr int kReadyBarrier = 1, kFinishedBarrier = 2;
+// Barriers of some warps of the block, by number: the multiplying warps are done with h, which the loader's
+// waits for; the finishers have made weights of scores, which the multiplying ones wait for.
+inline constexpr int kDoneBarrier = 1, kDoneThreads = (kWarps + 1) * 32;
+inline constexpr int kWeightsBarrier = 2, kWeightsThreads = (kWarps + kFinishers) * 32;
+
+// Hands on a word (struct Handed). No product makes a NaN of all ones; who brought one gets another.
+__device__ inline void hand(uint32_t* to, uint32_t word) { store_relaxed(to, max(~word, 1u)); }
+
+// By a warp: in each lane, words that are handed on, once all are there. For each bit i of `missing`, four of
+// them from bytes(i) behind row(i); zero for the other bits.
+template <int kCount, class Row, class Bytes>
+__device__ inline void take(uint32_t missing, Row row, Bytes bytes, uint32_t (&words)[kCount][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (uint32_t& word : words[i]) word = (missing >> i & 1) != 0 ? 0 : ~0u;
+  }
+  while (__any_sync(~0u, missing != 0)) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) load_relaxed_if((missing >> i & 1) != 0, row(i), bytes(i), words[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t(&w)[4] = words[i];
+      if (w[0] != 0 && w[1] != 0 && w[2] != 0 && w[3] != 0) missing &= ~(1u << i);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (uint32_t& word : words[i]) word = ~word;
+  }
+}
 
 // Neighbouring tasks of one row block: `count` pairs of weight tiles, from `tile` on.
 struct Run {
@@ -34,32 +63,42 @@ struct Run {
 // come last: that block is shared with the multiprocessor before, which was at its part of it only now.
 struct Runs {
   const Groups& groups;
-  int segment = -1, at = 0, end = 0;
+  int segment = -1;
+  Place at = {}, end = {};
 
+  // From `place` to the end of its block, or of the share.
+  __device__ Place block_end(Place place) const {
+    return place.block == end.block ? end : Place{place.block + 1, 0};
+  }
   __device__ bool next(const MoeShape& s, Run& run) {
-    while (at == end) {
+    while (at.block == end.block && at.tile == end.tile) {
       if (++segment == 3) return false;
       at = groups.share(segment > 0, 0), end = groups.share(segment > 0, 1);
-      const int tiles = tiles_of(s, segment > 0), middle = min(end, (at + tiles - 1) / tiles * tiles);
-      if (segment == 1) at = middle;
-      if (segment == 2) end = middle;
+      const Place own = at.tile == 0 ? at : block_end(at);
+      if (segment == 1) at = own;
+      if (segment == 2) end = own;
     }
-    const int tiles = tiles_of(s, segment > 0);
-    run = {segment > 0, at / tiles, at % tiles, 0};
-    run.count = min(end - at, tiles - run.tile);
-    at += run.count;
+    const Place to = block_end(at);
+    run = {segment > 0, at.block, at.tile,
+           (to.block == at.block ? to.tile : tiles_of(s, segment > 0)) - at.tile};
+    at = to;
     return true;
   }
 };
 
 // How K is cut over the warps: warp p of a group takes chunks p, p + parts, ... It depends on K alone.
 struct Split {
-  int chunks, parts = 1, groups, rows;  // rows: chunks of a warp, a multiple of kHeld
+  int chunks, log_parts = 0, parts, groups, rows;  // rows: chunks of a warp, a multiple of kHeld
   __device__ Split(const MoeShape& s, bool down) : chunks(down ? s.width_chunks() : s.model_chunks()) {
-    while (parts < kWarps && chunks > parts * kHeld) parts *= 2;
-    groups = kWarps / parts;
-    rows = (chunks + parts * kHeld - 1) / (parts * kHeld) * kHeld;
+    while (1 << log_parts < kWarps && chunks > kHeld << log_parts) ++log_parts;
+    parts = 1 << log_parts;
+    groups = kWarps >> log_parts;
+    rows = ((chunks + (kHeld << log_parts) - 1) >> log_parts) / kHeld * kHeld;
   }
+  // Which tasks of a round a warp works on, and what it has of K.
+  __device__ int group(int warp) const { return warp >> log_parts; }
+  __device__ int part(int warp) const { return warp & (parts - 1); }
+  __device__ int chunks_of(int part) const { return (chunks - part + parts - 1) >> log_parts; }
 };
 
 // A ring of kCount places in shared memory between producers and consumers.

@@ -93,13 +93,12 @@ __device__ inline Codes load_codes(const uint8_t* chunk) {
 template <int kBlock, int kTiles>
 __device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
                                 float (&sums)[2][kTiles][4]) {
-  uint32_t scale[2][2][2];  // [part][tile][half]
+  uint32_t scale[2][2];  // [part][tile], of both halves
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      const uint32_t both = scale_pair<kBlock>(c.scales[tile], part);
-      scale[part][tile][0] = low_twice(both), scale[part][tile][1] = high_twice(both);
+      scale[part][tile] = scale_pair<kBlock>(c.scales[tile], part);
     }
   }
   // A word of both halves is two products deep. Both tiles' are decoded before their products, so that the
@@ -115,7 +114,8 @@ __device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
         uint32_t pairs[4];
         decode(v == 0 ? words.x : v == 1 ? words.y : v == 2 ? words.z : words.w, pairs);
 #pragma unroll
-        for (int p = 0; p < 4; ++p) weights[tile][half][p] = mul_bf16x2(pairs[p], scale[v / 2][tile][half]);
+        for (int p = 0; p < 4; ++p)
+          weights[tile][half][p] = mul_bf16x2_half(pairs[p], scale[v / 2][tile], half != 0);
       }
     }
 #pragma unroll
@@ -134,24 +134,14 @@ __device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
 }
 
 template <int kBlock, int kTiles, int kStages, int kBuffers>
-__device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, const Groups& groups,
-                                    const Run& run, const RowBlock& block, const Split& k,
-                                    const uint8_t* stages, Ring<kStages>& ring, float4* buffers,
-                                    Ring<kBuffers>& out) {
+__device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, const Handed& handed,
+                                    const Groups& groups, const Run& run, const RowBlock& block,
+                                    const Split& k, const uint8_t* stages, Ring<kStages>& ring,
+                                    float4* buffers, Ring<kBuffers>& out) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
             g = lane / 4;
-  const int group = warp / k.parts, part = warp % k.parts;
-  const int own_rows = (k.chunks - part + k.parts - 1) / k.parts;
-  const int d = a.shape.model_chunks() * 128, i = a.shape.width_chunks() * 128;
-  if (run.down) {
-    // One of a multiprocessor asks, or they would be in each other's way.
-    if (threadIdx.x == 0) {
-      const uint32_t* ready = counters_at(a.counters).ready + run.block;
-      while (load_relaxed(ready) < static_cast<uint32_t>(tiles_of(a.shape, false))) {
-      }
-    }
-    meet(kReadyBarrier, kWarps * 32);
-  }
+  const int group = k.group(warp), part = k.part(warp), own_rows = k.chunks_of(part);
+  const int d = a.shape.model_chunks() * 128;
   const void* rows[kTiles];  // of this lane's token (and part, where it is split); null: no such row
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
@@ -159,7 +149,7 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
     rows[n] = nullptr;
     if (row >= block.count) continue;
     if (run.down) {
-      rows[n] = w.h + (static_cast<int64_t>(block.first + row) * 2 + g % 2) * i;
+      rows[n] = handed.h + ((block.first + row) * int64_t{2} + g % 2) * a.shape.width_chunks() * 64;
     } else {
       const int64_t t = groups.row_token(block.first + row);
       rows[n] = groups.are_few ? static_cast<const void*>(a.x + t * a.x_stride) : w.x + (t * 2 + g % 2) * d;
@@ -168,6 +158,23 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
   const bool are_floats = groups.are_few && !run.down;
   uint32_t b[kHeld][kTiles][16] = {};
   auto load = [&](int row) {
+    if (run.down) {
+      uint32_t missing = 0;  // a bit for each 16 bytes of the operands
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+          if ((row + c) * k.parts + part < k.chunks && rows[n] != nullptr)
+            missing |= 15u << (c * kTiles + n) * 4;
+        }
+      }
+      auto from = [&](int i) { return static_cast<const uint32_t*>(rows[i / 4 % kTiles]); };
+      auto bytes = [&](int i) {
+        const int chunk = (row + i / (4 * kTiles)) * k.parts + part;
+        return static_cast<uint32_t>(chunk * kChunkColumns * 2 + lane % 4 * 16 + i % 4 * 64);
+      };
+      return take(missing, from, bytes, reinterpret_cast<uint32_t(&)[kHeld * kTiles * 4][4]>(b));
+    }
 #pragma unroll
     for (int c = 0; c < kHeld; ++c) {
       const int chunk = (row + c) * k.parts + part;
@@ -193,8 +200,10 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
 #pragma unroll
       for (int c = 0; c < kHeld; ++c) {
         barrier_wait(ring.full + ring.place + c, ring.parity);
-        const Codes codes = load_codes<kBlock>(first + c * kWarps * chunk_bytes(kBlock));
-        if (row + c < mine) multiply<kBlock, kTiles>(codes, b[c], sums);
+        if (row + c < mine) {
+          const Codes codes = load_codes<kBlock>(first + c * kWarps * chunk_bytes(kBlock));
+          multiply<kBlock, kTiles>(codes, b[c], sums);
+        }
         // Behind the products, which cannot be issued before the codes are in registers: right behind the
         // loads a copy can overtake them (docs/lab/2026-11-30-products-on-the-gpu.md).
         warp_arrive(ring.empty + ring.place + c);

@@ -27,18 +27,21 @@ struct RowBlock {
   int expert, first, count;       // rows of the grouped order
 };
 
-// Where the workspace holds what. What is before h comes from the kernel that groups.
+// A pair of tiles of a row block; the end of all is tile 0 of the block after the last.
+struct Place {
+  int block, tile;
+};
+
+// Where the workspace holds what, all of it from the kernel that groups.
 struct Workspace {
   // [multiprocessors + 1] where each multiprocessor's share of the pairs of tiles of gate and up, or of down,
   // of all blocks begins.
-  int *gate_up_share, *down_share;
+  Place *gate_up_share, *down_share;
   int* blocks;       // [1] how many row blocks there are
   RowBlock* block;   // [max blocks]
   int* row_token;    // [R] token of a grouped row
   int* grouped_row;  // [R] the inverse
   __nv_bfloat16* x;  // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
-  __nv_bfloat16* h;  // [R, 2, I'] the activation's two parts, likewise
-  float* partial;    // [R, D'] products of down
   int64_t bytes;
 };
 
@@ -49,7 +52,7 @@ NIBBLE_HOST_DEVICE inline int max_blocks(int experts, int rows) {
 NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, int tokens) {
   int64_t at = 0;
   const int64_t rows = static_cast<int64_t>(tokens) * s.chosen;
-  const int64_t d = (s.model + 127) / 128 * 128, i = (s.width + 127) / 128 * 128;
+  const int64_t d = int64_t{s.model_chunks()} * 128;
   auto take = [&](int64_t bytes) {
     char* p = base + at;
     at += (bytes + 255) / 256 * 256;
@@ -57,29 +60,36 @@ NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, 
   };
   Workspace w;
   const int64_t blocks = max_blocks(s.experts, static_cast<int>(rows));
-  w.gate_up_share = reinterpret_cast<int*>(take((kMaxMultiprocessors + 1) * 4));
-  w.down_share = reinterpret_cast<int*>(take((kMaxMultiprocessors + 1) * 4));
+  constexpr int64_t kShares = (kMaxMultiprocessors + 1) * int64_t{sizeof(Place)};
+  w.gate_up_share = reinterpret_cast<Place*>(take(kShares));
+  w.down_share = reinterpret_cast<Place*>(take(kShares));
   w.blocks = reinterpret_cast<int*>(take(4));
   w.block = reinterpret_cast<RowBlock*>(take(blocks * static_cast<int64_t>(sizeof(RowBlock))));
   w.row_token = reinterpret_cast<int*>(take(rows * 4));
   w.grouped_row = reinterpret_cast<int*>(take(rows * 4));
   w.x = reinterpret_cast<__nv_bfloat16*>(take(tokens * 2 * d * 2));
-  w.h = reinterpret_cast<__nv_bfloat16*>(take(rows * 2 * i * 2));
-  w.partial = reinterpret_cast<float*>(take(rows * d * 4));
   w.bytes = at;
   return w;
 }
 
-// What multiprocessors count for each other, in args.counters, a line for each. Whoever is last to need them
-// makes them zero again.
-struct Counters {
-  uint32_t* routed;    // rows that are routed
-  uint32_t* finished;  // down tasks of all blocks; then the multiprocessors that know it
-  uint32_t* ready;     // [max blocks] gate_up tasks of a block
+// What multiprocessors tell each other, in args.handed: zero between launches.
+//
+// A word of h or of a product lies complemented, and 0 says that it is not there yet: whoever needs it asks
+// for the word itself until it is. So there is no counter between the two, for which the one had to wait for
+// its stores, and the other for the counter before its loads. Every word tells of itself alone, and nothing
+// depends on the order in which they arrive.
+struct Handed {
+  uint32_t* routed;   // rows that are routed; a line of memory for each counter
+  uint32_t* done;     // multiprocessors that have all that they need of h
+  uint32_t* h;        // [R, 2, I'/2] the activation's two parts, pairs of columns, in operand_place
+  uint32_t* partial;  // [R, D'] products of down, float32
+  int64_t words;
 };
-inline constexpr int kCountersOfLine = 32;
-NIBBLE_HOST_DEVICE inline Counters counters_at(uint32_t* base) {
-  return {base, base + kCountersOfLine, base + 2 * kCountersOfLine};
+NIBBLE_HOST_DEVICE inline Handed handed_at(uint32_t* base, const MoeShape& s, int tokens) {
+  constexpr int kLine = 32;
+  const int64_t rows = static_cast<int64_t>(tokens) * s.chosen;
+  const int64_t h = 2 * kLine, partial = h + rows * s.width_chunks() * 128;
+  return {base, base + kLine, base + h, base + partial, partial + rows * s.model_chunks() * 128};
 }
 
 // Rows in the order of experts, row blocks, and the two parts of x.

@@ -79,31 +79,51 @@ __device__ inline uint64_t normal_policy() {
   return policy;
 }
 
+// Copies a float without waiting for it; copies_wait() waits for all of the thread's own.
+__device__ inline void copy_later(float* to_shared, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to_shared)), "l"(from)
+               : "memory");
+}
+__device__ inline void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Brings the line of `p` into L2.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// A counter between multiprocessors. add_release: what this warp wrote before (up to its last __syncwarp) is
-// seen by who sees the sum. load_relaxed without an acquire behind it, which would empty the first-level
-// cache: enough for data that no multiprocessor can have cached before the counter told of it, since it is
-// written once a launch.
-__device__ inline uint32_t add_release(uint32_t* p, uint32_t value) {
-  uint32_t before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(p), "r"(value)
-               : "memory");
-  return before;
-}
+// Words that multiprocessors tell each other, past the first-level cache. Relaxed: they order nothing else.
 __device__ inline uint32_t load_relaxed(const uint32_t* p) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
+}
+// Four of them, `bytes` behind p, if `there`; else they stay as they are. (The address is made here so that
+// those of many loads take no registers.)
+__device__ inline void load_relaxed_if(bool there, const uint32_t* p, uint32_t bytes, uint32_t (&words)[4]) {
+  asm volatile(
+      "{\n .reg .pred p;\n .reg .u64 at;\n setp.ne.u32 p, %5, 0;\n cvt.u64.u32 at, %6;\n add.u64 at, at, "
+      "%4;\n"
+      " @p ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [at];\n}"
+      : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+      : "l"(p), "r"(there ? 1 : 0), "r"(bytes)
+      : "memory");
+}
+__device__ inline void store_relaxed(uint32_t* p, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+// Counts to `count`, which is 0 again.
+__device__ inline void count_up_to(uint32_t* p, uint32_t count) {
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(p), "r"(count - 1) : "memory");
 }
 
 // `threads` threads of the block, in whole warps, wait for each other; number 0 is __syncthreads's.
 __device__ inline void meet(int number, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// The same without waiting, by those who only tell the others that they are there.
+__device__ inline void arrive(int number, int threads) {
+  __syncwarp();
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // Programmatic dependent launch: what follows the wait sees all that the kernel before wrote; what may be
@@ -143,6 +163,23 @@ __device__ inline void load_matrices(const void* at, uint32_t (&a)[4]) {
 __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   uint32_t out;
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
+// The same by one number, the low or the high half of `b`, without a register that holds it twice.
+__device__ inline uint32_t mul_bf16x2_half(uint32_t a, uint32_t b, bool high) {
+  uint32_t out;
+  if (high) {
+    asm("{\n .reg .b16 l, h;\n .reg .b32 both;\n mov.b32 {l, h}, %2;\n mov.b32 both, {h, h};\n"
+        " mul.rn.bf16x2 %0, %1, both;\n}"
+        : "=r"(out)
+        : "r"(a), "r"(b));
+  } else {
+    asm("{\n .reg .b16 l, h;\n .reg .b32 both;\n mov.b32 {l, h}, %2;\n mov.b32 both, {l, l};\n"
+        " mul.rn.bf16x2 %0, %1, both;\n}"
+        : "=r"(out)
+        : "r"(a), "r"(b));
+  }
   return out;
 }
 
