@@ -99,6 +99,9 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
 }
+__device__ inline void store_relaxed(uint32_t* p, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
 
 // `threads` threads of the block, in whole warps, wait for each other; number 0 is __syncthreads's.
 __device__ inline void meet(int number, int threads) {
