@@ -175,16 +175,24 @@ void Ops::route(const RouteArgs& args) {
   do_route(args);
 }
 
-void Ops::routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) {
+void Ops::routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared) {
   NIBBLE_CHECK(route.ids.data == args.ids.data && route.weights.data == args.weights.data);
   check_route(route);
   check_expert_ffn(args);
-  do_routed_ffn(route, args);
+  if (shared != nullptr) {
+    NIBBLE_CHECK(same_shape(shared->gate, shared->up) && same_shape(shared->out, args.out));
+    NIBBLE_CHECK(shared->gate.rows == args.x.rows && is_matrix(shared->down, args.x.cols, shared->gate.cols));
+  }
+  do_routed_ffn(route, args, shared);
 }
 
-void Ops::do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) {
+void Ops::do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared) {
   do_route(route);
   do_expert_ffn(args);
+  if (shared != nullptr) {
+    do_glu_linear(args.activation, shared->gate, shared->up,
+                  {shared->down, nullptr, shared->out, args.sum()});
+  }
 }
 
 void Ops::linears(Rows<const float> x, std::span<const Product> products) {

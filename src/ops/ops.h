@@ -84,6 +84,8 @@ struct ExpertFfnArgs {
   Rows<float> out;  // [T, D], overwritten
   ExpertArithmetic arithmetic = {};
   Rows<float> add_to = {};  // as in Product
+
+  const Rows<float>& sum() const { return add_to.data != nullptr ? add_to : out; }
 };
 
 // What a matrix is placed for: products, or (also) embed.
@@ -96,6 +98,14 @@ struct Product {
   // Null: out is overwritten. Else the product is added to this, which is no input of it, and out is room
   // that may be used.
   Rows<float> add_to = {};
+};
+
+// An expert that every row goes through, from the products of its gate and up on.
+struct SharedExpert {
+  Rows<float> gate;      // [T, W], room that may be used
+  Rows<const float> up;  // [T, W]
+  const Matrix& down;    // [D, W]
+  Rows<float> out;       // [T, D], room
 };
 
 class Ops {
@@ -193,8 +203,9 @@ class Ops {
   // out = mean of the streams.
   void hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out);
   void route(const RouteArgs& args);
-  // route, and expert_ffn of what it chose. REQUIRES the ids and weights of both to be the same.
-  void routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args);
+  // route, and expert_ffn of what it chose; behind it the shared expert (null: none) by glu_linear, added to
+  // the same sum. REQUIRES the ids and weights of both to be the same.
+  void routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared = nullptr);
   // out[t] = sum over a of weights[t, a] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, a], added
   // in the order of a. The experts' matrices may be of any formats.
   void expert_ffn(const ExpertFfnArgs& args);
@@ -252,8 +263,8 @@ class Ops {
   // Default: one linear a head.
   virtual void do_linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H,
                                Rows<float> out, int64_t out_head);
-  // Default: route, expert_ffn.
-  virtual void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args);
+  // Default: route, expert_ffn, glu_linear.
+  virtual void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared);
   // Default: group rows by expert on the host, gather, three linears an expert, combine. REQUIRES that host
   // code can read the backend's memory.
   virtual void do_expert_ffn(const ExpertFfnArgs& args);

@@ -507,6 +507,88 @@ TEST_P(Fused, FewRowsAreRoutedAsMany) {
   }
 }
 
+// On cuda the shared expert may be done with the routed ones (up to 64 rows, of BF16).
+TEST_P(Fused, RoutedAndSharedExperts) {
+  using enum MatrixFormat;
+  struct Case {
+    int64_t width, expert_width, shared_width;
+    MatrixFormat format;
+    ActivationSpec activation = {};
+  };
+  const Case cases[] = {
+      {96, 64, 40, kBF16},
+      {400, 64, 1024, kBF16},
+      {4960, 16, 40, kBF16},  // more tasks than multiprocessors
+      {144, 64, 2048, kBF16, {.kind = ActivationSpec::kGptOss, .limit = 1.5f, .alpha = 1.702f}},
+      {64, 64, 2112, kBF16},
+      {160, 96, 208, kNvfp4},
+      {96, 64, 72, kF32}};
+  constexpr int64_t kExperts = 9, kChosen = 3, kMost = 65;
+  for (const Case& c : cases) {
+    Random random(9);
+    const int64_t width = c.width;
+    const Experts experts(random, kExperts, width, c.expert_width);
+    const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts.weights);
+    const TestMatrix down(random, c.format, width, c.shared_width, 0.5f);
+    // Aligned, as few rows on cuda want it, and not.
+    for (int64_t gap : {0, 1}) {
+      const RowsBuffer x = RowsBuffer::random(random, kMost, width, gap),
+                       logits = RowsBuffer::random(random, kMost, kExperts),
+                       gate = RowsBuffer::random(random, kMost, c.shared_width, gap),
+                       up = RowsBuffer::random(random, kMost, c.shared_width, 2 * gap),
+                       residual = RowsBuffer::random(random, kMost, width, 1);
+      // The sum of rows `first` and on.
+      auto run = [&](bool together, bool adds, int64_t first, int64_t rows) {
+        const int64_t routed = rows * kChosen;
+        RowsBuffer sum(rows, width, 1), unused(rows, width), weights(rows, kChosen), gathered(routed, width),
+            expert_gate(routed, c.expert_width), expert_up(routed, c.expert_width),
+            expert_down(routed, width), room(rows, c.shared_width, gap), shared_out(rows, width);
+        std::vector<int32_t> ids(static_cast<size_t>(routed), -1);
+        for (int64_t t = 0; t < rows; ++t) {
+          std::copy_n(gate.read().row(first + t), c.shared_width, room.view().row(t));
+          if (adds) std::copy_n(residual.read().row(first + t), width, sum.view().row(t));
+        }
+        const RouteArgs route = {.logits = logits.read().slice(first, rows),
+                                 .spec = {.scale = 2.5f},
+                                 .ids = {ids.data(), rows, kChosen},
+                                 .weights = weights.view()};
+        const ExpertFfnArgs ffn = {
+            .x = x.read().slice(first, rows),
+            .ids = route.ids,
+            .weights = route.weights,
+            .experts = *placed,
+            .activation = c.activation,
+            .scratch = {gathered.view(), expert_gate.view(), expert_up.view(), expert_down.view()},
+            .out = adds ? unused.view() : sum.view(),
+            .add_to = adds ? sum.view() : Rows<float>()};
+        if (together) {
+          const SharedExpert shared = {room.view(), up.read().slice(first, rows), down.matrix,
+                                       shared_out.view()};
+          ops_->routed_ffn(route, ffn, &shared);
+        } else {
+          ops_->route(route);
+          ops_->expert_ffn(ffn);
+          ops_->activate(c.activation, room.read(), up.read().slice(first, rows), room.view());
+          ops_->linear(room.read(), down.matrix, shared_out.view());
+          ops_->add(shared_out.read(), sum.view());
+        }
+        EXPECT_TRUE(sum.gaps_untouched() && room.gaps_untouched());
+        return sum;
+      };
+      for (bool adds : {false, true}) {
+        const RowsBuffer wanted = run(false, adds, 0, kMost);
+        for (int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 16, 31, 32, 33, 64, 65}) {
+          for (int64_t first : {int64_t{0}, kMost - rows}) {
+            EXPECT_TRUE(same_bits(run(true, adds, first, rows).read(), wanted.read().slice(first, rows)))
+                << "widths " << width << " and " << c.shared_width << ", rows " << first << " and " << rows
+                << ", gap " << gap << ", adds " << adds;
+          }
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_ON_ALL_BACKENDS(Fused);
 
 }  // namespace

@@ -199,10 +199,15 @@ class OnHostData {
     Call call(*this);
     ops_->expert_ffn(bring_experts(call, args));
   }
-  void routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) {
+  void routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared = nullptr) {
     Call call(*this);
-    const RouteArgs on_device = bring_route(call, route);
-    ops_->routed_ffn(on_device, bring_experts(call, args));
+    const RouteArgs route_on_device = bring_route(call, route);
+    const ExpertFfnArgs experts = bring_experts(call, args);
+    if (shared == nullptr) return ops_->routed_ffn(route_on_device, experts);
+    const Matrix down = place(shared->down);
+    const SharedExpert shared_on_device = {call.out(shared->gate), call.in(shared->up), down,
+                                           call.out(shared->out)};
+    ops_->routed_ffn(route_on_device, experts, &shared_on_device);
   }
 
  private:

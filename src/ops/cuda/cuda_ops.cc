@@ -295,17 +295,23 @@ class CudaOps final : public Ops {
   }
   void do_route(const RouteArgs& args) override { cuda::route(stream(), args); }
 
-  void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) override {
+  void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared) override {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
-    if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args);
-    packed_expert_ffn(args, experts, &route);
+    if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args, shared);
+    const bool joins =
+        shared != nullptr && shared->down.tiled && cuda::can_join_experts(shared->down.format, args.ids.rows);
+    packed_expert_ffn(args, experts, &route, joins ? shared : nullptr);
+    if (shared != nullptr && !joins) {
+      do_glu_linear(args.activation, shared->gate, shared->up,
+                    {shared->down, nullptr, shared->out, args.sum()});
+    }
   }
   void do_expert_ffn(const ExpertFfnArgs& args) override {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     const ExpertScratch& s = args.scratch;
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
-    if (experts.tensor) return packed_expert_ffn(args, experts, nullptr);
+    if (experts.tensor) return packed_expert_ffn(args, experts, nullptr, nullptr);
     auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
@@ -392,13 +398,23 @@ class CudaOps final : public Ops {
     return std::unique_ptr<PlacedExperts>(std::move(placed));
   }
 
-  // route null: ids and weights are there.
-  void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts, const RouteArgs* route) {
+  // route null: ids and weights are there. shared null: none, or not here.
+  void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts, const RouteArgs* route,
+                         const SharedExpert* shared) {
     cuda::MoeShape shape = *experts.tensor;
     shape.chosen = static_cast<int>(args.ids.cols);
     const int tokens = static_cast<int>(args.ids.rows);
-    const bool adds = args.add_to.data != nullptr;
-    const Rows<float>& out = adds ? args.add_to : args.out;
+    const Rows<float>& out = args.sum();
+    cuda::SharedDown shared_down;
+    if (shared != nullptr) {
+      shared_down = {.tiles = static_cast<const uint8_t*>(shared->down.codes),
+                     .scale = shared->down.tensor_scale,
+                     .width = static_cast<int>(shared->down.k),
+                     .gate = shared->gate.data,
+                     .gate_stride = shared->gate.stride,
+                     .up = shared->up.data,
+                     .up_stride = shared->up.stride};
+    }
     cuda::check(cuda::moe_decode({.shape = shape,
                                   .experts = experts.packed_table.as<cuda::PackedExpert>(),
                                   .activation = args.activation,
@@ -411,7 +427,8 @@ class CudaOps final : public Ops {
                                   .weights_stride = args.weights.stride,
                                   .out = out.data,
                                   .out_stride = out.stride,
-                                  .adds = adds,
+                                  .adds = args.add_to.data != nullptr,
+                                  .shared = shared_down,
                                   .workspace = scratch<char>(cuda::moe_decode_workspace_bytes(shape, tokens),
                                                              "expert_ffn: rows"),
                                   .route = route,

@@ -1,4 +1,4 @@
-// What the two kernels of tile_linear.h share: how tiles are read, and the order of K.
+// What the kernels of products with tiles share: how they are read, and the order of K.
 #pragma once
 
 #include <cstdint>
@@ -48,6 +48,19 @@ inline constexpr int kBF16StepBytes = 256, kBF16HalfBytes = 4 * kBF16StepBytes;
 inline constexpr int kRanges = 16, kGroups = 4, kRangesOfGroup = kRanges / kGroups;
 __device__ inline int range_begin(int range, int chunks) { return range * chunks / kRanges; }
 
+// Of the ranges' sums, `step` from each other.
+__device__ inline float sum_of_ranges(const float* of_range, int step) {
+  float sum = 0;
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float of_group = 0;
+#pragma unroll
+    for (int i = 0; i < kRangesOfGroup; ++i) of_group += of_range[(group * kRangesOfGroup + i) * step];
+    sum += of_group;
+  }
+  return sum;
+}
+
 // Where pair p (0 or 1 in the first, 2 or 3 in the second eight) of step `step` of part `part` begins: its
 // column in the chunk, for lane q.
 template <Kind kKind>
@@ -87,9 +100,48 @@ __device__ inline void load_tile(const uint8_t* chunk, int tile, int lane, int p
   }
 }
 
+// Sixteen columns of this lane's row of x.
+struct RowPiece {
+  float4 x[4];
+};
+// row null: zeros. vectors: aligned, and all columns are there.
+__device__ inline RowPiece load_piece(const float* row, int column, int k, bool vectors) {
+  RowPiece piece;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    float4& x = piece.x[v];
+    x = {0, 0, 0, 0};
+    if (row == nullptr) continue;
+    const int c = column + 4 * v;
+    if (vectors) {
+      x = *reinterpret_cast<const float4*>(row + c);
+    } else {
+      if (c < k) x.x = row[c];
+      if (c + 1 < k) x.y = row[c + 1];
+      if (c + 2 < k) x.z = row[c + 2];
+      if (c + 3 < k) x.w = row[c + 3];
+    }
+  }
+  return piece;
+}
+// As eight pairs of each part.
+__device__ inline void split_piece(const RowPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {
+#pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    split(piece.x[v].x, piece.x[v].y, high[2 * v], low[2 * v]);
+    split(piece.x[v].z, piece.x[v].w, high[2 * v + 1], low[2 * v + 1]);
+  }
+}
+
+// A sum, times the scale of its matrix.
+template <Kind kKind>
+__device__ inline float scaled(float sum, float scale) {
+  return sum * (scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale));
+}
+
 template <Kind kKind>
 __device__ inline void finish(float sum, const TileProduct& product, int64_t row, int64_t n) {
-  sum *= product.scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale);
+  sum = scaled<kKind>(sum, product.scale);
   if (product.bias != nullptr) sum += product.bias[n];
   float* out = product.out + row * product.out_stride + n;
   *out = product.adds ? *out + sum : sum;

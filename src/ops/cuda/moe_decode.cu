@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
   }
   FewRows& few = *reinterpret_cast<FewRows*>(shared + Layout::kFewRows);
   const Groups groups{w, a, few, Layout::kGroups && before.group};
+  const Handed handed = handed_at(a.handed, a.shape, a.tokens);
   if (groups.are_few) {
     const FewScratch scratch(shared + Layout::kSums, a);
     for (int e = static_cast<int>(threadIdx.x); e < a.shape.experts; e += kThreads) {
@@ -97,12 +98,13 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     dependency_launch();
     prepare_few(a, before, scratch, few);
   } else {
+    SharedProducts shared_expert(a);
     __syncthreads();
     dependency_wait();
     dependency_launch();
+    if constexpr (kRoomy) shared_expert.run(handed, reinterpret_cast<float*>(buffers));
   }
 
-  const Handed handed = handed_at(a.handed, a.shape, a.tokens);
   Runs runs{groups};
   if (warp < kWarps) {
     more_registers<kMultiplyRegisters>();
@@ -158,18 +160,21 @@ cudaError_t current_device(Device& device) {
   return error;
 }
 
-// Whether moe_layer groups the rows, and routes them if they are to be.
+// Whether moe_layer groups the rows, and routes them if they are to be. A shared expert is done while another
+// kernel does.
 bool groups_itself(const MoeDecodeArgs& a, int scratch_bytes) {
   const bool is_aligned =
       reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.x_stride % 4 == 0 && a.shape.model % 4 == 0;
-  return a.tokens <= kFewTokens && a.tokens * a.shape.chosen <= kFewRows && is_aligned &&
-         few_rows_scratch(a) <= scratch_bytes &&
+  return a.shared.tiles == nullptr && a.tokens <= kFewTokens && a.tokens * a.shape.chosen <= kFewRows &&
+         is_aligned && few_rows_scratch(a) <= scratch_bytes &&
          (a.route == nullptr || a.route->spec.topk_group >= a.route->spec.n_group);
 }
 
 template <int kBlock, bool kRoomy>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
   using Layout = SharedLayout<kBlock, kRoomy>;
+  static_assert(!kRoomy || SharedProducts::kSharedBytes <= Layout::kSumsBytes);
+  if (!kRoomy && args.shared.tiles != nullptr) return cudaErrorInvalidValue;
   const auto kernel = moe_layer<kBlock, kRoomy>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
@@ -195,6 +200,12 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
 
 int64_t moe_decode_shared_bytes(int block) {
   return block == 16 ? SharedLayout<16, false>::kBytes : SharedLayout<32, false>::kBytes;
+}
+
+// Few rows gain more where they are routed in the same launch, and many where the product is one of its own.
+bool can_join_experts(MatrixFormat format, int64_t tokens) {
+  constexpr int64_t kFewest = 5, kMost = 64;
+  return format == MatrixFormat::kBF16 && tokens >= kFewest && tokens <= kMost;
 }
 
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {

@@ -18,6 +18,7 @@
 #include "ops/activation.h"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/op_args.h"
+#include "quant/matrix.h"
 
 namespace nibble::cuda {
 
@@ -48,6 +49,18 @@ struct MoeShape {
   int64_t down_bytes() const;
 };
 
+// The last product of an expert that every row goes through, of what its gate and up gave, added behind the
+// sum of the routed ones. tiles null: there is none. REQUIRES can_join_experts().
+struct SharedDown {
+  const uint8_t* tiles = nullptr;  // [D, W] in BF16 (tile_linear.h)
+  float scale = 1;
+  int width = 0;          // W
+  float* gate = nullptr;  // [T, W], room that may be used
+  int64_t gate_stride = 0;
+  const float* up = nullptr;  // [T, W]
+  int64_t up_stride = 0;
+};
+
 struct MoeDecodeArgs {
   MoeShape shape;
   const PackedExpert* experts = nullptr;  // [E], in device memory
@@ -62,6 +75,7 @@ struct MoeDecodeArgs {
   float* out = nullptr;  // [T, D], overwritten, or where `adds`, added to
   int64_t out_stride = 0;
   bool adds = false;
+  SharedDown shared;
   void* workspace = nullptr;  // moe_decode_workspace_bytes()
   // Host; null: ids and weights are there. Else they come of this, in the launch that groups.
   const RouteArgs* route = nullptr;
@@ -72,6 +86,9 @@ struct MoeDecodeArgs {
 int64_t moe_decode_shared_bytes(int block);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
 int64_t moe_decode_handed(const MoeShape& shape, int tokens);
+
+// Whether a shared expert can be done with the routed ones.
+bool can_join_experts(MatrixFormat format, int64_t tokens);
 
 // Writes the tiles of gate and up, or of down, of one expert.
 cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up, uint8_t* to,

@@ -138,8 +138,8 @@ __device__ inline void choose_few(const RouteArgs& route, const FewScratch& scra
     copy_later(scratch.scores + t * experts + e, route.logits.data + t * route.logits.stride + e);
   });
   copies_wait();
+  __syncthreads();  // others wrote the bias of what is a thread's own
   if (spec.score == RouterScore::kSoftmaxAll) {
-    __syncthreads();
     if (warp < tokens) {
       const Scores scores{spec, scratch.scores + warp * experts};
       float top = -INFINITY, sum = 0;

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/moe_layer.cuh"
+#include "ops/cuda/moe_shared.cuh"
 #include "ops/cuda/tile_decode.cuh"
 
 namespace nibble::cuda {
@@ -144,6 +145,7 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Handed& handed, con
     float before[4];  // asked for together with the products
 #pragma unroll
     for (int v = 0; v < 4; ++v) before[v] = a.adds && column + v < s.model ? out[v] : 0.0f;
+    TakeShared shared(a, handed, t, column);
     float4 sum = {0, 0, 0, 0};
     for (int first = 0; first < s.chosen; first += 8) {  // eight loads under way, added in order
       uint32_t* from[8] = {};
@@ -165,10 +167,13 @@ __device__ inline void combine(const MoeDecodeArgs& a, const Handed& handed, con
         sum.z += weight[c] * __uint_as_float(parts[c][2]), sum.w += weight[c] * __uint_as_float(parts[c][3]);
       }
     }
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+    float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int v = 0; v < 4; ++v) sums[v] = a.adds ? before[v] + sums[v] : sums[v];
+    shared.add_to(sums);
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      if (column + v < s.model) out[v] = a.adds ? before[v] + sums[v] : sums[v];
+      if (column + v < s.model) out[v] = sums[v];
     }
   }
 }

@@ -27,6 +27,18 @@ __device__ void split_x(const MoeDecodeArgs& a, const Workspace& w, int first) {
   }
 }
 
+// The shared expert's activation, in place, by the blocks from `first` on.
+__device__ void activate_shared(const MoeDecodeArgs& a, int first) {
+  const SharedDown& s = a.shared;
+  if (s.tiles == nullptr) return;
+  const int count = a.tokens * s.width, step = static_cast<int>(gridDim.x - first) * kThreads;
+  for (int i = static_cast<int>(blockIdx.x - first) * kThreads + static_cast<int>(threadIdx.x); i < count;
+       i += step) {
+    float* gate = s.gate + i / s.width * s.gate_stride + i % s.width;
+    *gate = activated(a.activation, *gate, s.up[i / s.width * s.up_stride + i % s.width]);
+  }
+}
+
 // Rows in the stable order of (expert, token), cut into row blocks, and shares of them.
 __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors) {
   const MoeShape& s = a.shape;
@@ -119,7 +131,10 @@ __global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, int mu
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
-  if (blockIdx.x > 0) return split_x(a, w, 1);
+  if (blockIdx.x > 0) {
+    split_x(a, w, 1);
+    return activate_shared(a, 1);
+  }
   group(a, w, multiprocessors);
 }
 
@@ -132,7 +147,10 @@ __global__ void __launch_bounds__(kThreads)
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
-  if (static_cast<int>(blockIdx.x) >= a.tokens) return split_x(a, w, a.tokens);
+  if (static_cast<int>(blockIdx.x) >= a.tokens) {
+    split_x(a, w, a.tokens);
+    return activate_shared(a, a.tokens);
+  }
   route_row(route, blockIdx.x, s_keys, s_warps);
   __syncthreads();
   if (a.tokens > 1) {

@@ -83,13 +83,15 @@ struct Handed {
   uint32_t* done;     // multiprocessors that have all that they need of h
   uint32_t* h;        // [R, 2, I'/2] the activation's two parts, pairs of columns, in operand_place
   uint32_t* partial;  // [R, D'] products of down, float32
+  uint32_t* shared;   // [T, D'] those of the shared expert
   int64_t words;
 };
 NIBBLE_HOST_DEVICE inline Handed handed_at(uint32_t* base, const MoeShape& s, int tokens) {
   constexpr int kLine = 32;
   const int64_t rows = static_cast<int64_t>(tokens) * s.chosen;
   const int64_t h = 2 * kLine, partial = h + rows * s.width_chunks() * 128;
-  return {base, base + kLine, base + h, base + partial, partial + rows * s.model_chunks() * 128};
+  const int64_t d = int64_t{s.model_chunks()} * 128, shared = partial + rows * d;
+  return {base, base + kLine, base + h, base + partial, base + shared, shared + tokens * d};
 }
 
 // Rows in the order of experts, row blocks, and the two parts of x.

@@ -31,39 +31,6 @@ __global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to
   }
 }
 
-// Sixteen columns of this lane's row of x.
-struct RowPiece {
-  float4 x[4];
-};
-// row null: zeros. vectors: aligned, and all columns are there.
-__device__ RowPiece load_piece(const float* row, int column, int k, bool vectors) {
-  RowPiece piece;
-#pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    float4& x = piece.x[v];
-    x = {0, 0, 0, 0};
-    if (row == nullptr) continue;
-    const int c = column + 4 * v;
-    if (vectors) {
-      x = *reinterpret_cast<const float4*>(row + c);
-    } else {
-      if (c < k) x.x = row[c];
-      if (c + 1 < k) x.y = row[c + 1];
-      if (c + 2 < k) x.z = row[c + 2];
-      if (c + 3 < k) x.w = row[c + 3];
-    }
-  }
-  return piece;
-}
-// As eight pairs of each part.
-__device__ void split_piece(const RowPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {
-#pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    split(piece.x[v].x, piece.x[v].y, high[2 * v], low[2 * v]);
-    split(piece.x[v].z, piece.x[v].w, high[2 * v + 1], low[2 * v + 1]);
-  }
-}
-
 // The rings, their barriers and the sums; rows that are prepared come behind them.
 template <Kind kKind, int kTiles>
 constexpr int kSharedBytes = kWarps* kStages* Tiles<kKind>::kBytes + 256 + kWarps* kTiles * 8 * 32 * 4;
@@ -225,16 +192,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       const int r = id % kTaskRows, token = id / kTaskRows;
       const int v = token / kTokensOfTile * 8 + r / 8 * 2 + token % 2;
       const int from_lane = r % 8 * 4 + token % kTokensOfTile / 2;
-      float sum = 0;
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        float of_group = 0;
-#pragma unroll
-        for (int i = 0; i < kRangesOfGroup; ++i) {
-          of_group += sums_shared[((group * kRangesOfGroup + i) * kValues + v) * 32 + from_lane];
-        }
-        sum += of_group;
-      }
+      const float sum = sum_of_ranges(sums_shared + v * 32 + from_lane, kValues * 32);
       const int64_t n = static_cast<int64_t>(pair) * kTaskRows + r;
       if (n >= product.n || row0 + token >= p.rows) continue;
       finish<kKind>(sum, product, row0 + token, n);
