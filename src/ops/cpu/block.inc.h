@@ -17,3 +17,8 @@ struct Block {
   float* out;               // of activation row first_row and weight row first
   int64_t out_stride;
 };
+
+// How a vector of a weight row and one of an activation row go into a sum.
+struct Fma {
+  static NIBBLE_INLINE Vec add(Vec w, Vec x, Vec sum) { return fma(w, x, sum); }
+};

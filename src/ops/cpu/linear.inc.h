@@ -37,7 +37,7 @@ NIBBLE_INLINE void add_chunk(typename Row::Chunk (&chunk)[N], const float* const
         if constexpr (Row::kScaled) {
           partial[n][m] = j == 0 ? mul(w[n], values) : fma(w[n], values, partial[n][m]);
         } else {
-          sums[n][m] = fma(w[n], values, sums[n][m]);
+          sums[n][m] = Row::Product::add(w[n], values, sums[n][m]);
         }
       }
     }
