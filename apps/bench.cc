@@ -157,6 +157,7 @@ Status bench_command(const BenchOptions& options) {
   progress.clear();
   NIBBLE_ASSIGN_OR_RETURN(const LoadedModel model, std::move(loaded));
   report.rounding = model.rounding;
+  progress.finish(report.weight_bytes);
   for (const Workload& workload : workloads) {
     ProgressLine steps(fmt::format("{}, batch {}", workload.name, workload.sequences));
     auto measured = measure(*model.decoder, workload, options.repetitions,

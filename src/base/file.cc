@@ -100,6 +100,14 @@ const FileSystem& FileSystem::posix() {
   return file_system;
 }
 
+std::vector<std::span<const std::byte>> mappings_of(std::span<const std::unique_ptr<File>> files) {
+  std::vector<std::span<const std::byte>> all;
+  for (const std::unique_ptr<File>& file : files) {
+    if (const std::span<const std::byte> mapping = file->map(); !mapping.empty()) all.push_back(mapping);
+  }
+  return all;
+}
+
 Result<std::string> read_text(const FileSystem& files, const std::string& path, int64_t limit_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<File> file, files.open(path));
   if (file->size_bytes() > limit_bytes) {

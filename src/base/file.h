@@ -38,6 +38,9 @@ class FileSystem {
   static const FileSystem& posix();
 };
 
+// Of those that can be mapped.
+std::vector<std::span<const std::byte>> mappings_of(std::span<const std::unique_ptr<File>> files);
+
 // The whole file as text; refuses one of more than `limit_bytes`.
 Result<std::string> read_text(const FileSystem& files, const std::string& path, int64_t limit_bytes);
 

@@ -40,6 +40,7 @@ class Checkpoint : public WeightSource {
   std::vector<const TensorInfo*> tensors() const;         // by name
   int64_t total_bytes() const override;
   std::vector<StoredTensor> stored() const override;
+  std::vector<std::span<const std::byte>> mappings() const override { return mappings_of(files_); }
   // Stacked experts are not used as they lie, but for those whose rows are.
   bool is_mapped() const override { return own_bytes() == 0; }
   int64_t own_bytes() const override;

@@ -52,6 +52,7 @@ class Gguf {
   // The same, dequantized. NaN or infinity in it is an error.
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape);
 
+  std::vector<std::span<const std::byte>> mappings() const { return mappings_of(files_); }
   // Marks a tensor as known but not needed.
   void ignore(const std::string& name);
   // What nobody asked for, by name.

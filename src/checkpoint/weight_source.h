@@ -2,6 +2,7 @@
 // Hugging Face checkpoint; where the container has others (GGUF), it translates.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -42,6 +43,8 @@ class WeightSource {
   // Of matrices that are brought into memory in another order: at most, and until release().
   virtual int64_t own_bytes() const { return 0; }
   virtual std::vector<StoredTensor> stored() const = 0;  // by name
+  // The files that are mapped, in their order.
+  virtual std::vector<std::span<const std::byte>> mappings() const { return {}; }
 
   // A missing tensor, another type, another shape, and scales that are no numbers are errors that name the
   // file, the tensor, what was wanted and what is there. What was asked for counts as used.

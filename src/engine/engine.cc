@@ -116,24 +116,19 @@ Result<std::vector<TokenEvent>> Engine::step() {
   std::vector<TokenEvent> events;
   if (work.empty()) return events;
   std::vector<SequenceStep> steps;
+  std::vector<Running*> choosing;
   for (const Scheduler::Work& w : work) {
-    const Running& running = requests_.at(w.id);
+    Running& running = requests_.at(w.id);
     const auto start = static_cast<size_t>(decoder().kv().length(running.slot));
     steps.push_back({.slot = running.slot,
                      .ids = std::span(running.tokens).subspan(start, static_cast<size_t>(w.rows)),
                      .logits = w.finishes_prompt ? WantLogits::kLast : WantLogits::kNone});
+    if (w.finishes_prompt) choosing.push_back(&running);
   }
-  NIBBLE_ASSIGN_OR_RETURN(Rows<const float> logits, decoder().forward(steps));
-  // Weights are not searched for NaN at load (that would read every byte); here it cannot hide.
-  for (int64_t i = 0; i < logits.rows; ++i) {
-    if (std::any_of(logits.row(i), logits.row(i) + logits.cols, [](float x) { return std::isnan(x); })) {
-      return user_error("{}: the logits are no numbers (NaN): a weight of the checkpoint is broken",
-                        options_.model);
-    }
-  }
-  int64_t row = 0;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, next_tokens(steps, choosing));
+  size_t row = 0;
   for (const Scheduler::Work& w : work) {
-    if (w.finishes_prompt) events.push_back(take_token(w.id, requests_.at(w.id), logits.slice(row++, 1)));
+    if (w.finishes_prompt) events.push_back(take_token(w.id, requests_.at(w.id), tokens[row++]));
   }
   for (const TokenEvent& event : events) {
     if (event.finish != FinishReason::kNone) {
@@ -145,10 +140,36 @@ Result<std::vector<TokenEvent>> Engine::step() {
   return events;
 }
 
-TokenEvent Engine::take_token(Scheduler::Id id, Running& running, Rows<const float> logits) {
+Result<std::vector<int32_t>> Engine::next_tokens(std::span<const SequenceStep> steps,
+                                                 std::span<Running* const> choosing) {
+  // Weights are not searched for NaN at load (that would read every byte); here it cannot hide.
+  const auto no_numbers = [&] {
+    return user_error("{}: the logits are no numbers (NaN): a weight of the checkpoint is broken",
+                      options_.model);
+  };
+  std::vector<int32_t> tokens;
+  if (std::ranges::all_of(choosing, [](const Running* r) { return r->sampler.needs_top_only(); })) {
+    NIBBLE_ASSIGN_OR_RETURN(const Rows<const TokenLogit> top, decoder().forward_top(steps));
+    for (int64_t i = 0; i < top.rows; ++i) {
+      if (std::isnan(top.row(i)->logit)) return no_numbers();
+      const std::span candidates(top.row(i), static_cast<size_t>(top.cols));
+      tokens.push_back(choosing[static_cast<size_t>(i)]->sampler.sample_top(candidates));
+    }
+    return tokens;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const Rows<const float> logits, decoder().forward(steps));
+  for (int64_t i = 0; i < logits.rows; ++i) {
+    const std::span all(logits.row(i), static_cast<size_t>(logits.cols));
+    if (std::ranges::any_of(all, [](float x) { return std::isnan(x); })) return no_numbers();
+    Running& running = *choosing[static_cast<size_t>(i)];
+    tokens.push_back(running.sampler.sample(all, running.tokens));
+  }
+  return tokens;
+}
+
+TokenEvent Engine::take_token(Scheduler::Id id, Running& running, int32_t token) {
   const Request& request = running.request;
-  TokenEvent event{.id = id};
-  event.token = running.sampler.sample({logits.data, static_cast<size_t>(logits.cols)}, running.tokens);
+  TokenEvent event{.id = id, .token = token};
   running.tokens.push_back(event.token);
   const auto generated = static_cast<int64_t>(running.tokens.size() - request.prompt.size());
   if (!request.ignore_eos && is_end(event.token)) {

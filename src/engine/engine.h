@@ -85,7 +85,10 @@ class Engine {
     int32_t slot = -1;  // in the KV cache, once admitted
   };
   Engine() = default;
-  TokenEvent take_token(Scheduler::Id id, Running& running, Rows<const float> logits);
+  // Steps, and the next token of each of `choosing`, whose rows of logits are in that order.
+  Result<std::vector<int32_t>> next_tokens(std::span<const SequenceStep> steps,
+                                           std::span<Running* const> choosing);
+  TokenEvent take_token(Scheduler::Id id, Running& running, int32_t token);
   void finish(Scheduler::Id id);
 
   EngineOptions options_;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "base/check.h"
+
 namespace nibble {
 namespace {
 
@@ -11,6 +13,10 @@ template <class T>
 Status in_range(const char* name, T value, T low, T high) {
   if (value >= low && value <= high) return {};  // false for NaN
   return user_error("{}: wanted a value in [{}, {}], found {}", name, low, high, value);
+}
+
+bool has_penalties(const SamplingParams& p) {
+  return p.repeat_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
 }
 
 }  // namespace
@@ -28,6 +34,19 @@ Status SamplingParams::check() const {
 
 Sampler::Sampler(const SamplingParams& params) : params_(params) { NIBBLE_CHECK(params.check().ok()); }
 
+bool Sampler::needs_top_only() const {
+  const SamplingParams& p = params_;
+  return !has_penalties(p) && (p.temperature == 0 || (p.top_k > 0 && p.top_k <= kTopLogits));
+}
+
+int32_t Sampler::sample_top(std::span<const TokenLogit> top) {
+  NIBBLE_CHECK(needs_top_only() && !top.empty());
+  if (params_.temperature == 0) return top[0].id;
+  candidates_.assign(top.begin(), top.end());
+  sorted_ = candidates_.size();
+  return draw();
+}
+
 int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> history) {
   candidates_.clear();
   for (size_t id = 0; id < logits.size(); ++id) {
@@ -39,17 +58,21 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
   if (params_.temperature == 0) {
     // The lowest id wins a tie: candidates are still in the order of ids.
     return std::max_element(candidates_.begin(), candidates_.end(),
-                            [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; })
+                            [](const TokenLogit& a, const TokenLogit& b) { return a.logit < b.logit; })
         ->id;
   }
   sorted_ = 0;
-  const double top = std::ranges::max(candidates_, {}, &Candidate::logit).logit;
+  return draw();
+}
+
+int32_t Sampler::draw() {
+  const double top = std::ranges::max(candidates_, {}, &TokenLogit::logit).logit;
   keep_top_k();
   keep_top_p_and_min_p(top);
 
-  auto probability = [&](const Candidate& c) { return std::exp((c.logit - top) / params_.temperature); };
+  auto probability = [&](const TokenLogit& c) { return std::exp((c.logit - top) / params_.temperature); };
   double sum = 0;
-  for (const Candidate& c : candidates_) sum += probability(c);
+  for (const TokenLogit& c : candidates_) sum += probability(c);
   double left = uniform() * sum;
   for (size_t i = 0; i < candidates_.size(); ++i) {
     left -= probability(ranked(i));
@@ -60,7 +83,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
 
 void Sampler::apply_penalties(std::span<const int32_t> history) {
   const SamplingParams& p = params_;
-  if (p.repeat_penalty == 1 && p.presence_penalty == 0 && p.frequency_penalty == 0) return;
+  if (!has_penalties(p)) return;
   if (p.penalty_last_n >= 0 && history.size() > static_cast<size_t>(p.penalty_last_n)) {
     history = history.last(static_cast<size_t>(p.penalty_last_n));
   }
@@ -74,11 +97,11 @@ void Sampler::apply_penalties(std::span<const int32_t> history) {
   }
 }
 
-const Sampler::Candidate& Sampler::ranked(size_t i) {
+const TokenLogit& Sampler::ranked(size_t i) {
   if (i >= sorted_) {
     constexpr size_t kFirst = 64, kGrowth = 4;
     const size_t end = std::min(candidates_.size(), std::max({kFirst, sorted_ * kGrowth, i + 1}));
-    auto before = [](const Candidate& a, const Candidate& b) {
+    auto before = [](const TokenLogit& a, const TokenLogit& b) {
       return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
     };
     const auto from = candidates_.begin() + static_cast<int64_t>(sorted_);
@@ -108,7 +131,7 @@ void Sampler::keep_top_p_and_min_p(double top) {
   size_t keep = candidates_.size();
   if (params_.top_p < 1) {
     double sum = 0, mass = 0;
-    for (const Candidate& c : candidates_) sum += std::exp(c.logit - top);
+    for (const TokenLogit& c : candidates_) sum += std::exp(c.logit - top);
     for (keep = 0; keep < candidates_.size() && (keep == 0 || mass < params_.top_p * sum); ++keep) {
       mass += std::exp(ranked(keep).logit - top);
     }

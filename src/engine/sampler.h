@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "ops/op_args.h"
 
 namespace nibble {
 
@@ -33,28 +34,29 @@ class Sampler {
   // REQUIRES params.check().ok().
   explicit Sampler(const SamplingParams& params);
 
+  // Whether the kTopLogits largest logits are all that sample() can choose from.
+  bool needs_top_only() const;
+  // The next token for these [min(V, kTopLogits)] in the order of Ops::top_logits. REQUIRES needs_top_only().
+  int32_t sample_top(std::span<const TokenLogit> top);
   // The next token for `logits` [V], after `history` (prompt and what was generated). The order is:
   // penalties, top-k, top-p, min-p, temperature, draw.
   int32_t sample(std::span<const float> logits, std::span<const int32_t> history);
 
  private:
-  struct Candidate {
-    float logit;
-    int32_t id;
-  };
+  int32_t draw();  // from candidates_
   void apply_penalties(std::span<const int32_t> history);
   void keep_top_k();
   void keep_top_p_and_min_p(double top);
   // The i-th candidate from the most likely one; equal logits by id, so that the order is one. Sorts as far
   // as it is asked, since a vocabulary has 100,000 candidates and a draw seldom looks at more than some
   // dozens.
-  const Candidate& ranked(size_t i);
+  const TokenLogit& ranked(size_t i);
   double uniform();  // in [0, 1)
 
   SamplingParams params_;
   uint64_t draws_ = 0;
-  std::vector<Candidate> candidates_;  // kept between calls for its memory
-  size_t sorted_ = 0;                  // of candidates_, at its beginning
+  std::vector<TokenLogit> candidates_;  // kept between calls for its memory
+  size_t sorted_ = 0;                   // of candidates_, at its beginning
 };
 
 }  // namespace nibble

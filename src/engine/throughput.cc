@@ -52,7 +52,8 @@ class Runner {
         steps[s].ids = std::span(ids_S_[s]).subspan(at, count);
         steps[s].logits = logits ? WantLogits::kLast : WantLogits::kNone;
       }
-      NIBBLE_RETURN_IF_ERROR(decoder_.forward(steps, trace).status());
+      // As the engine does by default.
+      NIBBLE_RETURN_IF_ERROR(decoder_.forward_top(steps, trace).status());
       if (progress_) progress_(++done_, expected_);
       after_step(workload_.sequences * chunks[c], logits);
       at += count;

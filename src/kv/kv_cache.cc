@@ -153,6 +153,10 @@ void KvCache::remove_sequence(int32_t slot) {
 }
 
 Status KvCache::extend(std::span<const Extension> extensions) {
+  std::vector<int32_t> slots;
+  for (const Extension& e : extensions) slots.push_back(e.slot);
+  std::ranges::sort(slots);
+  NIBBLE_CHECK(std::ranges::adjacent_find(slots) == slots.end());
   for (const Extension& e : extensions) {
     const Sequence& sequence = sequences_[static_cast<size_t>(e.slot)];
     NIBBLE_CHECK(sequence.used && e.new_tokens >= 0);

@@ -52,8 +52,8 @@ class KvCache {
     int32_t slot;
     int64_t new_tokens;  // in [0, max_new_tokens]
   };
-  // Makes room for more positions of several sequences, each named once; on error (out of pages, over
-  // max_tokens) nothing changes.
+  // Makes room for more positions of several sequences; on error (out of pages, over max_tokens) nothing
+  // changes. REQUIRES each sequence to be named once.
   Status extend(std::span<const Extension> extensions);
   // Positions that the sequence has.
   int64_t length(int32_t slot) const;

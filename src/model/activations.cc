@@ -57,11 +57,11 @@ void each_view(Activations& a, const ModelSpec& spec, int64_t rows, int64_t logi
   for (Rows<float>* view : {&a.expert_gate, &a.expert_up}) visit(*view, rows * w.chosen, w.expert);
   a.ropes.resize(spec.ropes.size());
   for (size_t i = 0; i < spec.ropes.size(); ++i) visit(a.ropes[i], rows, spec.ropes[i].rotary_dim);
-  for (Rows<int32_t>* view : {&a.ids, &a.positions, &a.slots}) visit(*view, rows, 1);
-  visit(a.logit_rows, logit_rows, 1);
+  visit(a.indices, 3 * rows + logit_rows, 1);
   visit(a.logit_inputs, logit_rows, spec.residual_width());
   visit(a.logit_normed, logit_rows, spec.width);
   visit(a.logits, logit_rows, spec.vocab);
+  visit(a.top_logits, logit_rows, std::min(spec.vocab, kTopLogits));
 }
 
 constexpr int64_t kAlign = 256;  // bytes; a cache line here, a memory transaction on a GPU

@@ -26,11 +26,11 @@ struct Activations {
   Rows<float> expert_gathered, expert_down;  // [T * max A, D]
   Rows<float> expert_gate, expert_up;        // [T * max A, max I]
   std::vector<Rows<float>> ropes;            // [T, rotary_dim] of each ModelSpec::ropes
-  Rows<int32_t> ids, positions, slots;       // [T, 1]
-  Rows<int32_t> logit_rows;                  // [L, 1] which rows of the step they are
+  Rows<int32_t> indices;                     // [3T + L, 1] ids, positions and slots of rows; rows with logits
   Rows<float> logit_inputs;                  // [L, residual width]
   Rows<float> logit_normed;                  // [L, D]
   Rows<float> logits;                        // [L, V]
+  Rows<TokenLogit> top_logits;               // [L, min(V, kTopLogits)]
 };
 
 class ActivationMemory {

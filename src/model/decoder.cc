@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 
 #include "base/numbers.h"
 #include "model/ffn.h"
@@ -76,10 +77,6 @@ Decoder::Decoder(Ops& ops, ModelSpec spec, ModelWeights weights, const DecoderOp
 
 Status Decoder::check(std::span<const SequenceStep> steps) const {
   int64_t rows = 0, logit_rows = 0;
-  std::vector<int32_t> slots;
-  for (const SequenceStep& step : steps) slots.push_back(step.slot);
-  std::ranges::sort(slots);
-  NIBBLE_CHECK(std::ranges::adjacent_find(slots) == slots.end());  // one part of a sequence
   for (const SequenceStep& step : steps) {
     const int64_t count = static_cast<int64_t>(step.ids.size());
     NIBBLE_CHECK(count > 0);
@@ -98,27 +95,35 @@ Status Decoder::check(std::span<const SequenceStep> steps) const {
 }
 
 Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, const Trace* trace) {
+  return run(steps, &Activations::logits, trace);
+}
+
+Result<Rows<const TokenLogit>> Decoder::forward_top(std::span<const SequenceStep> steps, const Trace* trace) {
+  return run(steps, &Activations::top_logits, trace);
+}
+
+template <class T>
+Result<Rows<const T>> Decoder::run(std::span<const SequenceStep> steps, Rows<T> Activations::*wanted,
+                                   const Trace* trace) {
   NIBBLE_RETURN_IF_ERROR(check(steps));
-  ids_.clear();
-  positions_.clear();
-  slots_.clear();
-  logit_rows_.clear();
+  std::vector<int32_t> ids, positions, slots, wanted_rows;
   std::vector<KvCache::Extension> extensions;
   for (const SequenceStep& step : steps) {
     const int64_t start = kv_.length(step.slot), count = static_cast<int64_t>(step.ids.size());
     for (int64_t i = 0; i < count; ++i) {
       if (step.logits == WantLogits::kAll || (step.logits == WantLogits::kLast && i + 1 == count)) {
-        logit_rows_.push_back(static_cast<int32_t>(ids_.size()));
+        wanted_rows.push_back(static_cast<int32_t>(ids.size()));
       }
-      ids_.push_back(step.ids[static_cast<size_t>(i)]);
-      positions_.push_back(static_cast<int32_t>(start + i));
-      slots_.push_back(step.slot);
+      ids.push_back(step.ids[static_cast<size_t>(i)]);
+      positions.push_back(static_cast<int32_t>(start + i));
+      slots.push_back(step.slot);
     }
     extensions.push_back({step.slot, count});
   }
-  const int64_t rows = static_cast<int64_t>(ids_.size()),
-                logit_rows = static_cast<int64_t>(logit_rows_.size());
-  const int64_t logit_bytes = logit_rows * spec_.vocab * static_cast<int64_t>(sizeof(float));
+  const int64_t rows = std::ssize(ids), logit_rows = std::ssize(wanted_rows);
+  Activations act = activations_.views(spec_, rows, logit_rows);
+  const Rows<T>& on_device = act.*wanted;
+  const int64_t logit_bytes = on_device.rows * on_device.cols * static_cast<int64_t>(sizeof(T));
   if (logit_bytes > host_logits_.bytes()) {
     host_logits_ = Buffer();
     NIBBLE_ASSIGN_OR_RETURN(host_logits_,
@@ -129,45 +134,44 @@ Result<Rows<const float>> Decoder::forward(std::span<const SequenceStep> steps, 
   Step step{.ops = ops_,
             .spec = spec_,
             .kv = kv_,
-            .act = activations_.views(spec_, rows, logit_rows),
-            .rows = {},
+            .act = act,
+            .ids_T = act.indices.data,
+            .logit_rows = {act.indices.data + 3 * rows, wanted_rows.size()},
+            .rows = {.count = rows,
+                     .positions_T = act.indices.data + rows,
+                     .slots_T = act.indices.data + 2 * rows,
+                     .one_a_sequence = rows == std::ssize(steps)},
             .arithmetic = options_.arithmetic,
             .trace = trace};
-  Activations& act = step.act;
-  const int64_t index_bytes = rows * static_cast<int64_t>(sizeof(int32_t));
-  ops_.memory().upload(act.ids.data, ids_.data(), index_bytes);
-  ops_.memory().upload(act.positions.data, positions_.data(), index_bytes);
-  ops_.memory().upload(act.slots.data, slots_.data(), index_bytes);
-  ops_.memory().upload(act.logit_rows.data, logit_rows_.data(),
-                       logit_rows * static_cast<int64_t>(sizeof(int32_t)));
-  const bool one_a_sequence = rows == std::ssize(steps);
-  step.rows = {.count = rows,
-               .positions_T = act.positions.data,
-               .slots_T = act.slots.data,
-               .one_a_sequence = one_a_sequence};
+  std::vector<int32_t> indices = std::move(ids);  // as act.indices
+  for (const std::vector<int32_t>* more : {&positions, &slots, &wanted_rows})
+    indices.insert(indices.end(), more->begin(), more->end());
+  ops_.memory().upload(act.indices.data, indices.data(),
+                       static_cast<int64_t>(indices.size() * sizeof(int32_t)));
 
   // What a step computes depends on its contents, which operations with what shapes on its sizes alone: small
   // steps come again and again.
   constexpr int64_t kRepeatedRows = 64;
-  auto run = [&] {
+  constexpr bool kTop = std::is_same_v<T, TokenLogit>;
+  auto work = [&] {
     run_layers(step);
     head(step);
+    if (kTop) ops_.top_logits(act.logits, act.top_logits);
   };
   if (trace == nullptr && rows <= kRepeatedRows) {
-    ops_.repeat(id_ << 32 | uint64_t{one_a_sequence} << 31 | static_cast<uint64_t>(rows) << 16 |
-                    static_cast<uint64_t>(logit_rows),
-                run);
+    ops_.repeat(id_ << 32 | uint64_t{step.rows.one_a_sequence} << 31 | uint64_t{kTop} << 30 |
+                    static_cast<uint64_t>(rows) << 16 | static_cast<uint64_t>(logit_rows),
+                work);
   } else {
-    run();
+    work();
   }
-  ops_.memory().download(host_logits_.as<float>(), act.logits.data, logit_bytes);
-  return Rows<const float>(host_logits_.as<float>(), logit_rows, spec_.vocab);
+  ops_.memory().download(host_logits_.as<T>(), on_device.data, logit_bytes);
+  return Rows<const T>(host_logits_.as<T>(), on_device.rows, on_device.cols);
 }
 
 void Decoder::head(Step& step) {
   Activations& act = step.act;
-  ops_.gather(act.residual, {act.logit_rows.data, static_cast<size_t>(act.logit_rows.rows)},
-              act.logit_inputs);
+  ops_.gather(act.residual, step.logit_rows, act.logit_inputs);
   Rows<float> last = act.logit_inputs;
   if (spec_.hyper) {
     ops_.hyper_mean(*spec_.hyper, act.logit_inputs, act.logit_normed);
@@ -205,7 +209,7 @@ void Decoder::run_layers(Step& step) {
     return Rows<float>(act.residual.data + s * spec_.width, act.residual.rows, spec_.width,
                        act.residual.stride);
   };
-  ops_.embed({act.ids.data, static_cast<size_t>(step.rows.count)}, weights_.embedding, stream(0));
+  ops_.embed({step.ids_T, static_cast<size_t>(step.rows.count)}, weights_.embedding, stream(0));
   for (int64_t s = 1; s < streams; ++s) ops_.copy(stream(0), stream(s));
   for (size_t i = 0; i < act.ropes.size(); ++i) {
     ops_.rope_table(step.rows.positions_T, weights_.rope_inv_freq[i], rope_factors_[i], act.ropes[i]);

@@ -44,6 +44,10 @@ class Decoder {
   // order of the steps; valid until the next call. One step a slot. On error (an id outside the vocabulary,
   // too many rows, no room in the KV cache) no sequence has changed.
   Result<Rows<const float>> forward(std::span<const SequenceStep> steps, const Trace* trace = nullptr);
+  // The same, but of each row of logits only the largest, as Ops::top_logits has them: [rows, min(V,
+  // kTopLogits)]. The others need not leave the device.
+  Result<Rows<const TokenLogit>> forward_top(std::span<const SequenceStep> steps,
+                                             const Trace* trace = nullptr);
 
   KvCache& kv() { return kv_; }
   const ModelSpec& spec() const { return spec_; }
@@ -55,6 +59,10 @@ class Decoder {
   Decoder(Ops& ops, ModelSpec spec, ModelWeights weights, const DecoderOptions& options, KvCache kv,
           ActivationMemory activations);
   Status check(std::span<const SequenceStep> steps) const;
+  // Both of forward: T float with the logits, or TokenLogit with the top_logits.
+  template <class T>
+  Result<Rows<const T>> run(std::span<const SequenceStep> steps, Rows<T> Activations::*wanted,
+                            const Trace* trace);
   void run_layers(Step& step);
   void head(Step& step);  // the logits of the rows that are wanted
   // One sublayer with its place in the residual: `run` goes from step.input to step.add_to or act.sublayer.
@@ -70,10 +78,9 @@ class Decoder {
   DecoderOptions options_;
   KvCache kv_;
   ActivationMemory activations_;
-  std::vector<LayerCache> caches_;                             // of each layer
-  std::vector<float> rope_factors_;                            // of each ModelSpec::ropes
-  std::vector<int32_t> ids_, positions_, slots_, logit_rows_;  // of the step, on the host
-  Buffer host_logits_;  // in memory().host_side(), grows with the rows that are wanted
+  std::vector<LayerCache> caches_;   // of each layer
+  std::vector<float> rope_factors_;  // of each ModelSpec::ropes
+  Buffer host_logits_;               // in memory().host_side(): what forward() returned; grows with it
 };
 
 }  // namespace nibble

@@ -20,6 +20,7 @@ class GgufWeights : public WeightSource {
   bool has(const std::string& name) const override;
   int64_t total_bytes() const override { return gguf_->total_bytes(); }
   std::vector<StoredTensor> stored() const override;
+  std::vector<std::span<const std::byte>> mappings() const override { return gguf_->mappings(); }
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape) override;
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k) override;
   // GGUF has gate and up apart.

@@ -33,6 +33,8 @@ struct Step {
   const ModelSpec& spec;
   const KvCache& kv;
   Activations act;
+  const int32_t* ids_T;
+  std::span<const int32_t> logit_rows;  // which rows of the step they are
   RowsOfStep rows;
   ExpertArithmetic arithmetic;
   const Trace* trace = nullptr;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "base/numbers.h"
+#include "base/read_ahead.h"
 
 namespace nibble {
 namespace {
@@ -30,6 +32,10 @@ class Loader {
     if (arithmetic_.w4a4 && !ops_.does_w4a4()) {
       return user_error("device '{}' does W4A4 with --tensor-cores off alone", ops_.name());
     }
+    // Where the backend works on the files' bytes themselves, they come as they are needed.
+    const bool copies = std::ranges::any_of(
+        matrix_formats(), [&](const MatrixFormatInfo& info) { return ops_.copies_weights(info.format); });
+    if (copies) ahead_.emplace(source_.mappings(), available_host_bytes() / 2);
     NIBBLE_RETURN_IF_ERROR(
         matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding, MatrixUse::kEmbedding));
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
@@ -68,9 +74,14 @@ class Loader {
   }
 
   Status place(const Matrix& host, Matrix& out, MatrixUse use = MatrixUse::kProducts) {
-    loaded_bytes_ += matrix_bytes(host.format, host.n, host.k);
+    count(matrix_bytes(host.format, host.n, host.k));
     NIBBLE_ASSIGN_OR_RETURN(out, ops_.place(host, use));
     return {};
+  }
+
+  void count(int64_t bytes) {
+    loaded_bytes_ += bytes;
+    if (ahead_) ahead_->advance(loaded_bytes_);
   }
 
   Status vector(const std::string& name, const std::vector<int64_t>& shape, const float*& out) {
@@ -300,7 +311,7 @@ class Loader {
 
   Status place_experts(std::vector<ExpertWeights>& host, FfnWeights& out) {
     if (arithmetic_.w4a4) NIBBLE_RETURN_IF_ERROR(prepare_w4a4(host));
-    for (const ExpertWeights& expert : host) loaded_bytes_ += bytes_of(expert);
+    for (const ExpertWeights& expert : host) count(bytes_of(expert));
     NIBBLE_ASSIGN_OR_RETURN(out.experts, ops_.place_experts(host));
     return {};
   }
@@ -371,6 +382,7 @@ class Loader {
   ModelWeights& weights_;
   std::string prefix_;  // of the layer that is being loaded
   int64_t loaded_bytes_ = 0;
+  std::optional<ReadAhead> ahead_;
 };
 
 int64_t bytes_of(const GqaWeights& w) {

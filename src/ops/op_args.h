@@ -44,6 +44,13 @@ struct RouterSpec {
   int64_t topk_group = 1;
 };
 
+// A token that may come next.
+struct TokenLogit {
+  float logit;
+  int32_t id;
+};
+inline constexpr int64_t kTopLogits = 64;  // no more of a row are asked for
+
 struct AttendArgs {
   Rows<const float> q;  // [T, H*K]
   KvView kv;            // holds the keys and values of the step's rows already

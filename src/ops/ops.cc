@@ -267,6 +267,12 @@ void Ops::check_expert_ffn(const ExpertFfnArgs& args) const {
   NIBBLE_CHECK(!args.arithmetic.w4a4 || (does_w4a4() && d % nvfp4::kGroup == 0 && i % nvfp4::kGroup == 0));
 }
 
+void Ops::top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out) {
+  NIBBLE_CHECK(logits_TV.rows == out.rows && out.cols >= 1 && out.cols <= kTopLogits &&
+               out.cols <= logits_TV.cols && logits_TV.cols < INT64_C(1) << 28);
+  do_top_logits(logits_TV, out);
+}
+
 void Ops::expert_ffn(const ExpertFfnArgs& args) {
   check_expert_ffn(args);
   do_expert_ffn(args);

@@ -184,6 +184,9 @@ class Ops {
   // linear for each head: head h of x (elements h * x_head .. of a row) times w_H[h] to head h of out.
   void linear_heads(Rows<const float> x, int64_t x_head, std::span<const Matrix> w_H, Rows<float> out,
                     int64_t out_head);
+  // The out.cols largest of each row, largest first; of equal ones the lower id first; NaN before all.
+  // REQUIRES 1 <= out.cols <= min(kTopLogits, V), V < 2^28.
+  void top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out);
   // From the mix [T, 2S + S*S] of a sublayer: pre [S], post [S], comb [S, S] (Sinkhorn-normalized) in place.
   void hyper_weights(const HyperSpec& spec, const float* base, const float* scale, Rows<float> mix);
   // out = sum_i pre_i * stream_i.
@@ -224,6 +227,8 @@ class Ops {
   virtual void do_route(const RouteArgs& args) = 0;
   // Default: linear.
   virtual void do_exact_linear(Rows<const float> x, const Matrix& w, Rows<float> out);
+  // Default in host_top_logits.cc; REQUIRES that host code can read the backend's memory.
+  virtual void do_top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out);
   // Defaults in plain loops (host_mixers.cc); REQUIRE that host code can read the backend's memory.
   virtual void do_attend_selected(const AttendArgs& args, const Selection& selection);
   virtual void do_index_select(const IndexSelectArgs& args);

@@ -77,10 +77,16 @@ TEST(Engine, EightRequestsTogetherGetWhatEachGetsAlone) {
                                             "There were three brothers who lived at the edge of the great "
                                             "wood, and the youngest of them was thought a fool",
                                             "In the morning"};
+  // Some need every logit, others the largest alone (Sampler::needs_top_only), in the same steps.
+  auto nth = [&](Engine& engine, size_t i) {
+    Request r = request(engine, prompts[i], i, 16 + static_cast<int64_t>(i));
+    if (i % 3 == 1) r.sampling.top_k = 0;
+    return r;
+  };
   std::vector<Answer> alone;
   auto single = load();
   for (size_t i = 0; i < prompts.size(); ++i) {
-    ASSERT_TRUE(single->submit(request(*single, prompts[i], i, 16 + static_cast<int64_t>(i))).ok());
+    ASSERT_TRUE(single->submit(nth(*single, i)).ok());
     alone.push_back(finish_all(*single).begin()->second);
   }
   for (int64_t chunk : {5, 64}) {
@@ -88,7 +94,7 @@ TEST(Engine, EightRequestsTogetherGetWhatEachGetsAlone) {
     std::map<Scheduler::Id, size_t> which;
     std::map<Scheduler::Id, Answer> answers;
     for (size_t i = 0; i < prompts.size(); ++i) {
-      which[engine->submit(request(*engine, prompts[i], i, 16 + static_cast<int64_t>(i))).value()] = i;
+      which[engine->submit(nth(*engine, i)).value()] = i;
       auto events = engine->step();  // staggered starts
       ASSERT_TRUE(events.ok());
       for (const TokenEvent& e : *events) {
@@ -176,12 +182,16 @@ TEST(Engine, LogitsThatAreNoNumbersAreAnError) {
   }
   FaultyFileSystem files(&FileSystem::posix());
   files.add_file(demo_directory() + "/model.safetensors", *bytes);
-  auto engine = Engine::load(files, {.model = demo_directory(), .context = 64});
-  ASSERT_TRUE(engine.ok()) << engine.status().message();
-  ASSERT_TRUE((*engine)->submit(request(**engine, "Once upon a time", 1, 4)).ok());
-  auto events = (*engine)->step();
-  ASSERT_FALSE(events.ok());
-  EXPECT_NE(events.status().message().find("NaN"), std::string::npos);
+  for (int32_t top_k : {40, 0}) {  // from the largest logits alone, and from all
+    auto engine = Engine::load(files, {.model = demo_directory(), .context = 64});
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    Request r = request(**engine, "Once upon a time", 1, 4);
+    r.sampling.top_k = top_k;
+    ASSERT_TRUE((*engine)->submit(r).ok());
+    auto events = (*engine)->step();
+    ASSERT_FALSE(events.ok());
+    EXPECT_NE(events.status().message().find("NaN"), std::string::npos);
+  }
 }
 
 TEST(Engine, BadRequestsAreErrorsAtOnce) {

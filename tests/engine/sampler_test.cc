@@ -34,6 +34,43 @@ TEST(Sampler, GreedyTakesTheLowestOfEquals) {
   EXPECT_EQ(sampler.sample(std::vector<float>{-INFINITY, -INFINITY}, {}), 0);
 }
 
+// What is left of logits by Ops::top_logits.
+std::vector<TokenLogit> top_of(const std::vector<float>& logits) {
+  std::vector<TokenLogit> all;
+  for (float logit : logits) all.push_back({logit, static_cast<int32_t>(all.size())});
+  std::ranges::stable_sort(all, [](const TokenLogit& a, const TokenLogit& b) { return a.logit > b.logit; });
+  all.resize(std::min(all.size(), static_cast<size_t>(kTopLogits)));
+  return all;
+}
+
+TEST(Sampler, TheTopAloneGivesTheSameTokens) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 3);
+  for (size_t vocab : {1, 3, 64, 5000}) {
+    std::vector<float> logits(vocab);
+    for (float& logit : logits) logit = std::round(normal(random) * 4) / 4;  // some are equal
+    const std::vector<TokenLogit> top = top_of(logits);
+    for (const SamplingParams& params : {plain(0),
+                                         SamplingParams{},
+                                         {.temperature = 0, .top_k = 0},
+                                         {.temperature = 1.3f, .top_k = 64, .top_p = 1, .min_p = 0},
+                                         {.temperature = 2, .top_k = 1},
+                                         {.temperature = 0.7f, .top_k = 20, .top_p = 0.6f, .min_p = 0.1f}}) {
+      Sampler of_all(params), of_top(params);
+      ASSERT_TRUE(of_top.needs_top_only());
+      for (int i = 0; i < 200; ++i) ASSERT_EQ(of_all.sample(logits, {}), of_top.sample_top(top));
+    }
+  }
+}
+
+TEST(Sampler, WhatNeedsEveryLogit) {
+  EXPECT_FALSE(Sampler({.top_k = 0}).needs_top_only());
+  EXPECT_FALSE(Sampler({.top_k = 65}).needs_top_only());
+  EXPECT_FALSE(Sampler({.repeat_penalty = 1.1f}).needs_top_only());
+  EXPECT_FALSE(Sampler({.temperature = 0, .presence_penalty = 0.5f}).needs_top_only());
+  EXPECT_FALSE(Sampler({.frequency_penalty = -0.5f}).needs_top_only());
+}
+
 TEST(Sampler, DrawsFollowTheProbabilities) {
   Sampler sampler(plain(1));
   const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f)};

@@ -58,6 +58,14 @@ TEST_P(KvCacheOn, AFullExtensionFailsWhole) {
   cache->check_integrity();
 }
 
+TEST(KvCacheDeath, ASequenceNamedTwiceIsABug) {
+  auto cache = KvCache::create(host_memory(), kLayers, kStates, {.max_sequences = 2, .max_tokens = 64});
+  ASSERT_TRUE(cache.ok());
+  const int32_t a = cache->add_sequence().value(), b = cache->add_sequence().value();
+  const std::vector<KvCache::Extension> twice = {{a, 1}, {b, 1}, {a, 1}};
+  EXPECT_DEATH((void)cache->extend(twice), "check failed");
+}
+
 // The positions that a step can see or write lie in different places, wherever the step starts.
 TEST_P(KvCacheOn, ARingNeverMeetsItself) {
   for (int64_t page : {1, 4, 16, 64}) {

@@ -41,6 +41,10 @@ class OnHostData {
     Call call(*this);
     ops_->linear(call.in(x), place(w), call.out(out));
   }
+  void top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out) {
+    Call call(*this);
+    ops_->top_logits(call.in(logits_TV), call.out(out));
+  }
   struct HostProduct {
     Matrix weight;
     const float* bias;

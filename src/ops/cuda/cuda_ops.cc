@@ -288,6 +288,11 @@ class CudaOps final : public Ops {
   void do_hyper_mean(const HyperSpec& spec, Rows<const float> streams, Rows<float> out) override {
     cuda::hyper_mean(stream(), spec, streams, out);
   }
+  void do_top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out) override {
+    auto* keys =
+        scratch<uint64_t>(cuda::top_logits_scratch(logits_TV.rows, logits_TV.cols), "top_logits: keys");
+    cuda::top_logits(stream(), logits_TV, out, keys);
+  }
   void do_route(const RouteArgs& args) override { cuda::route(stream(), args); }
 
   void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args) override {

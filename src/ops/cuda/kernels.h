@@ -73,6 +73,10 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
 int64_t index_select_scratch(const IndexSelectArgs& args);
 void index_select(cudaStream_t stream, const IndexSelectArgs& args, uint32_t* scores);
 
+// top_logits.cu; `keys`: room for top_logits_scratch() of them.
+int64_t top_logits_scratch(int64_t rows, int64_t vocab);
+void top_logits(cudaStream_t stream, Rows<const float> logits, Rows<TokenLogit> out, uint64_t* keys);
+
 // recurrent.cu
 void causal_conv(cudaStream_t stream, const CausalConvArgs& args);
 void kda(cudaStream_t stream, const KdaArgs& args);
