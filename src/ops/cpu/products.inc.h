@@ -10,7 +10,7 @@ void row_major_product(const Block& block) {
 
 template <class Format, class Product = Fma>
 void element_product(const Block& block) {
-  if (block.rows <= kElementRows) return element_block<ElementRow<Format, Product>>(block);
+  if (block.rows <= Product::kMostRows) return element_block<ElementRow<Format, Product>>(block);
   row_major_product<ElementRow<Format, Product>>(block);
 }
 
