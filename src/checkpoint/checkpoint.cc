@@ -129,9 +129,12 @@ std::vector<const TensorInfo*> Checkpoint::tensors() const {
 std::vector<StoredTensor> Checkpoint::stored() const {
   std::vector<StoredTensor> all;
   for (const TensorInfo* tensor : tensors()) {
+    const std::optional<MatrixFormat> matrix = format_of(*tensor);
+    const std::string_view dtype = dtype_name(tensor->dtype);
     all.push_back({.name = tensor->name,
-                   .dtype = dtype_name(tensor->dtype),
-                   .format = format_of(*tensor),
+                   .dtype = dtype,
+                   .format = matrix ? matrix_format_name(*matrix) : dtype,
+                   .matrix = matrix,
                    .shape = tensor->shape,
                    .bytes = tensor->bytes});
   }
@@ -139,7 +142,7 @@ std::vector<StoredTensor> Checkpoint::stored() const {
 }
 
 // Codes and their scales count together.
-std::string_view Checkpoint::format_of(const TensorInfo& tensor) const {
+std::optional<MatrixFormat> Checkpoint::format_of(const TensorInfo& tensor) const {
   const auto has_dtype = [&](const std::string& name, DType dtype) {
     const TensorInfo* there = info(name);
     return there != nullptr && there->dtype == dtype;
@@ -149,18 +152,24 @@ std::string_view Checkpoint::format_of(const TensorInfo& tensor) const {
         ".weight_global_scale", ".input_scale", ".input_global_scale", "_blocks", "_scales"}) {
     if (!tensor.name.ends_with(end)) continue;
     const std::string prefix = tensor.name.substr(0, tensor.name.size() - end.size());
-    if (has(prefix + ".weight_scale_2") || has(prefix + ".weight_global_scale"))
-      return matrix_format_name(MatrixFormat::kNvfp4);
-    if (has(prefix + ".weight_q4")) return matrix_format_name(MatrixFormat::kQ4);
+    if (has(prefix + ".weight_scale_2") || has(prefix + ".weight_global_scale")) return MatrixFormat::kNvfp4;
+    if (has(prefix + ".weight_q4")) return MatrixFormat::kQ4;
     const bool is_packed = has(prefix + ".weight_packed") && has_dtype(prefix + ".weight_scale", DType::kU8);
-    if (is_packed || (has(prefix + "_blocks") && has(prefix + "_scales")))
-      return matrix_format_name(MatrixFormat::kMxfp4);
+    if (is_packed || (has(prefix + "_blocks") && has(prefix + "_scales"))) return MatrixFormat::kMxfp4;
     if (has_dtype(prefix + ".weight", DType::kF8E4M3)) {
-      return matrix_format_name(has(prefix + ".weight_scale_inv") ? MatrixFormat::kFp8Block
-                                                                  : MatrixFormat::kF8E4M3);
+      return has(prefix + ".weight_scale_inv") ? MatrixFormat::kFp8Block : MatrixFormat::kF8E4M3;
     }
   }
-  return dtype_name(tensor.dtype);
+  switch (tensor.dtype) {
+    case DType::kF32:
+      return MatrixFormat::kF32;
+    case DType::kF16:
+      return MatrixFormat::kF16;
+    case DType::kBF16:
+      return MatrixFormat::kBF16;
+    default:
+      return std::nullopt;
+  }
 }
 
 int64_t Checkpoint::total_bytes() const {

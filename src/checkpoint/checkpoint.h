@@ -103,7 +103,7 @@ class Checkpoint : public WeightSource {
   Status add_file(const FileSystem& files, const std::string& name);
   Status add_shards(const FileSystem& files, const std::string& index_path);
 
-  std::string_view format_of(const TensorInfo& tensor) const;
+  std::optional<MatrixFormat> format_of(const TensorInfo& tensor) const;
   Result<std::span<const std::byte>> bytes_of(Entry& entry);
   // Of a matrix's rows, as the file says it: whoever needs it judges it. 0 where there is none.
   float input_scale(const std::string& name);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@ struct StoredTensor {
   std::string name;
   std::string_view dtype;
   std::string_view format;  // of the matrix that it is a part of: codes and scales of NVFP4 are both "NVFP4"
+  std::optional<MatrixFormat> matrix;  // the same; none: of a type that is no matrix's here
   std::vector<int64_t> shape;
   int64_t bytes = 0;
 };

@@ -134,6 +134,9 @@ std::vector<StoredTensor> GgufWeights::stored() const {
     all.push_back({.name = tensor->name,
                    .dtype = tensor->type->name,
                    .format = tensor->type->name,
+                   .matrix = tensor->type->readable
+                                 ? std::optional(gguf_matrix_format(GgufType{tensor->type->id}))
+                                 : std::nullopt,
                    .shape = tensor->shape,
                    .bytes = tensor->bytes});
   }

@@ -10,16 +10,6 @@
 namespace nibble {
 namespace {
 
-// Whether the backend holds matrices in a form of its own that the source says to be in this format.
-bool is_copied(std::string_view format, const Ops& ops) {
-  constexpr std::string_view kGguf = "GGUF ";  // a file of that kind names its types without it
-  return std::ranges::any_of(matrix_formats(), [&](const MatrixFormatInfo& info) {
-    std::string_view name = info.name;
-    if (name != format && name.starts_with(kGguf)) name.remove_prefix(kGguf.size());
-    return name == format && ops.copies_weights(info.format);
-  });
-}
-
 // Bytes of the weights that will be in memory beside the files: as the backend wants them, or as the source
 // had to put them.
 int64_t bytes_to_copy(const WeightSource& source, const TensorNames& names, const Ops& ops) {
@@ -27,7 +17,7 @@ int64_t bytes_to_copy(const WeightSource& source, const TensorNames& names, cons
   for (const StoredTensor& tensor : source.stored()) {
     const bool is_ignored = std::ranges::any_of(
         names.ignored_prefixes, [&](const std::string& prefix) { return tensor.name.starts_with(prefix); });
-    if (!is_ignored && is_copied(tensor.format, ops))
+    if (!is_ignored && tensor.matrix && ops.copies_weights(*tensor.matrix))
       total = checked_add(total, tensor.bytes).value_or(INT64_MAX);
   }
   return total;

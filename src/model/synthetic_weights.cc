@@ -116,25 +116,24 @@ int64_t SyntheticWeights::total_bytes() const {
 std::vector<StoredTensor> SyntheticWeights::stored() const {
   std::vector<StoredTensor> all;
   for (const auto& [name, t] : tensors_) {
-    const std::string_view format = matrix_format_name(t.format);
+    auto add = [&](const std::string& of, DType dtype, std::vector<int64_t> shape, int64_t bytes) {
+      all.push_back({.name = of,
+                     .dtype = dtype_name(dtype),
+                     .format = matrix_format_name(t.format),
+                     .matrix = t.format,
+                     .shape = std::move(shape),
+                     .bytes = bytes});
+    };
     if (t.format == MatrixFormat::kF32) {
-      const int64_t elements = checked_product(t.shape).value();
-      all.push_back({name, dtype_name(DType::kF32), format, t.shape, elements * dtype_bytes(DType::kF32)});
+      add(name, DType::kF32, t.shape, checked_product(t.shape).value() * dtype_bytes(DType::kF32));
       continue;
     }
     const int64_t n = t.shape[0], k = t.shape[1];
     const bool quantized = t.format == MatrixFormat::kNvfp4;
-    all.push_back({name + ".weight",
-                   dtype_name(quantized ? DType::kU8 : DType::kBF16),
-                   format,
-                   {n, quantized ? k / 2 : k},
-                   matrix_code_bytes(t.format, n, k)});
+    add(name + ".weight", quantized ? DType::kU8 : DType::kBF16, {n, quantized ? k / 2 : k},
+        matrix_code_bytes(t.format, n, k));
     if (!quantized) continue;
-    all.push_back({name + ".weight_scale",
-                   dtype_name(DType::kF8E4M3),
-                   format,
-                   {n, k / 16},
-                   matrix_scale_bytes(t.format, n, k)});
+    add(name + ".weight_scale", DType::kF8E4M3, {n, k / 16}, matrix_scale_bytes(t.format, n, k));
   }
   return all;
 }

@@ -65,22 +65,26 @@ TEST(ModelMemory, ThePlanCountsWeightsInTheBackendsOrder) {
 // Says that one of its weights is larger than any memory.
 class Large : public Checkpoint {
  public:
-  Large(Checkpoint checkpoint, bool is_mapped, std::string_view format)
+  Large(Checkpoint checkpoint, bool is_mapped, MatrixFormat format)
       : Checkpoint(std::move(checkpoint)), is_mapped_(is_mapped), format_(format) {}
   std::vector<StoredTensor> stored() const override {
     std::vector<StoredTensor> all = Checkpoint::stored();
-    all.push_back(
-        {.name = "large", .dtype = "U8", .format = format_, .shape = {}, .bytes = INT64_C(1) << 60});
+    all.push_back({.name = "large",
+                   .dtype = "U8",
+                   .format = matrix_format_name(format_),
+                   .matrix = format_,
+                   .shape = {},
+                   .bytes = INT64_C(1) << 60});
     return all;
   }
   bool is_mapped() const override { return is_mapped_; }
 
  private:
   bool is_mapped_;
-  std::string_view format_;
+  MatrixFormat format_;
 };
 
-Result<LoadedModel> load_large(bool is_mapped, std::string_view format = "NVFP4",
+Result<LoadedModel> load_large(bool is_mapped, MatrixFormat format = MatrixFormat::kNvfp4,
                                const std::string& ignored_prefix = "none") {
   const std::string path = golden_directory("laguna-nvfp4");
   ModelSpec spec = ModelSource::open(FileSystem::posix(), path).value()->spec().value();
@@ -91,16 +95,18 @@ Result<LoadedModel> load_large(bool is_mapped, std::string_view format = "NVFP4"
 }
 
 TEST(ModelMemory, AModelBeyondMemoryRunsOutOfItsFiles) {
-  for (const std::string_view format : {"NVFP4", "MXFP4", "q4", "Q4_0"}) {  // the last as GGUF files name it
+  using enum MatrixFormat;
+  for (const MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufQ4_0}) {
     LoadedModel model = load_large(true, format).value();
-    EXPECT_FALSE(model.ops->copies_weights(MatrixFormat::kNvfp4)) << format;
+    EXPECT_FALSE(model.ops->copies_weights(MatrixFormat::kNvfp4)) << matrix_format_name(format);
     EXPECT_FALSE(logits(model).empty());
   }
 }
 
 TEST(ModelMemory, WeightsThatNobodyReadsOrCopiesDoNotCount) {
-  EXPECT_TRUE(load_large(true, "BF16").value().ops->copies_weights(MatrixFormat::kNvfp4));
-  EXPECT_TRUE(load_large(true, "NVFP4", "larg").value().ops->copies_weights(MatrixFormat::kNvfp4));
+  EXPECT_TRUE(load_large(true, MatrixFormat::kBF16).value().ops->copies_weights(MatrixFormat::kNvfp4));
+  EXPECT_TRUE(
+      load_large(true, MatrixFormat::kNvfp4, "larg").value().ops->copies_weights(MatrixFormat::kNvfp4));
 }
 
 TEST(ModelMemory, StackedExpertsAreCopiedOutOfTheirFiles) {

@@ -36,7 +36,12 @@ class GgufModel : public testing::TestWithParam<Family> {
     auto spec = load_gguf_spec(*gguf);
     EXPECT_TRUE(spec.ok()) << spec.status().message();
     EXPECT_TRUE(spec->ignored_config_keys.empty()) << spec->ignored_config_keys.front();
-    return logits(std::make_unique<GgufWeights>(gguf, *spec), *spec, backend);
+    auto weights = std::make_unique<GgufWeights>(gguf, *spec);
+    for (const StoredTensor& tensor : weights->stored()) {
+      EXPECT_TRUE(tensor.matrix && matrix_format_name(*tensor.matrix).ends_with(tensor.format))
+          << tensor.name;
+    }
+    return logits(std::move(weights), *spec, backend);
   }
 
   std::string config_;
