@@ -23,6 +23,7 @@ struct Report {
   std::string model, device, arithmetic;
   int64_t weight_bytes = 0;  // of the whole model
   double read_ceiling = 0;   // bytes a second
+  std::vector<RoundingError> rounding;
   std::vector<Throughput> results;
 
   double share_of_ceiling(const Throughput& t) const { return t.weight_bytes_per_second() / read_ceiling; }
@@ -84,6 +85,10 @@ void print_table(const Report& report, const BenchOptions& options) {
       "weights, and of routed experts those that were chosen.\n",
       report.device, report.arithmetic, static_cast<double>(report.weight_bytes) / 1e9,
       report.read_ceiling / 1e9, options.repetitions);
+  if (options.model.cpu_activations != "exact") {
+    fmt::print("Activations: {}; random products are off by {}.\n", options.model.cpu_activations,
+               describe(report.rounding));
+  }
 }
 
 void print_json(const Report& report, const BenchOptions& options) {
@@ -91,11 +96,17 @@ void print_json(const Report& report, const BenchOptions& options) {
                                  {"device", options.model.device},
                                  {"description", report.device},
                                  {"moe_arith", report.arithmetic},
+                                 {"cpu_activations", options.model.cpu_activations},
+                                 {"rounding_errors", nlohmann::ordered_json::array()},
                                  {"weight_bytes", report.weight_bytes},
                                  {"read_ceiling_bytes_per_second", report.read_ceiling},
                                  {"repetitions", options.repetitions},
                                  {"prefill_chunk", options.model.prefill_chunk},
                                  {"tests", nlohmann::ordered_json::array()}};
+  for (const RoundingError& e : report.rounding) {
+    json["rounding_errors"].push_back(
+        {{"format", matrix_format_name(e.format)}, {"rms", e.rms}, {"worst", e.worst}});
+  }
   for (const Throughput& t : report.results) {
     const double tokens = t.tokens(), steps = static_cast<double>(t.workload.steps());
     json["tests"].push_back({{"test", t.workload.name},
@@ -145,6 +156,7 @@ Status bench_command(const BenchOptions& options) {
                            [&](int64_t done, int64_t total) { progress.update(done, total); });
   progress.clear();
   NIBBLE_ASSIGN_OR_RETURN(const LoadedModel model, std::move(loaded));
+  report.rounding = model.rounding;
   progress.finish(report.weight_bytes);
   for (const Workload& workload : workloads) {
     ProgressLine steps(fmt::format("{}, batch {}", workload.name, workload.sequences));

@@ -17,6 +17,7 @@ struct ModelOptions {
   std::string model;                // -m
   std::string device = "cpu";       // --device
   std::string cpu_isa;              // --cpu-isa; empty: the best that the machine has
+  std::string cpu_activations = "exact";  // --cpu-activations: exact, int8
   std::string tensor_cores;             // --tensor-cores: on, off; empty: where they can
   bool cuda_graphs = true;          // --no-cuda-graphs
   int threads = 0;                  // -t; 0: as many as this process may use

@@ -78,8 +78,8 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->group("Machine");
   command
       .add_option("--cpu-isa", o.cpu_isa,
-                  "Instruction set of the cpu backend (avx512_vnni, avx512, avx2, neon_dot, generic; default: "
-                  "the best here)")
+                  "Instruction set of the cpu backend (avx512_bf16, avx512_vnni, avx512, avx2, neon_dot, "
+                  "generic; default: the best here)")
       ->group("Machine");
   command
       .add_option("--tensor-cores", o.tensor_cores,
@@ -107,6 +107,13 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->capture_default_str()
       ->group("Arithmetic");
   command
+      .add_option("--cpu-activations", o.cpu_activations,
+                  "Activations into products on the cpu: int8 rounds them to 8 bits for 4-bit weights and to "
+                  "bfloat16 for BF16 weights (faster; its error is shown at start)")
+      ->check(CLI::IsMember({"exact", "int8"}))
+      ->capture_default_str()
+      ->group("Arithmetic");
+  command
       .add_option(
           "--act-scale", o.act_scale,
           "Second-level scale of rows in w4a4: of the row, of the file's calibration, or 1 (default: row)")
@@ -119,6 +126,7 @@ void add_model_options(CLI::App& command, ModelOptions& o,
 BackendOptions backend_options(const ModelOptions& o) {
   BackendOptions options{.threads = o.threads,
                          .cpu_isa = o.cpu_isa,
+                         .cpu_activations = o.cpu_activations,
                          .tensor_cores = o.tensor_cores,
                          .cuda_graphs = o.cuda_graphs};
   if (options.tensor_cores.empty() && o.moe_arith == "w4a4") options.tensor_cores = "off";
@@ -209,8 +217,7 @@ void add_bench(CLI::App& app, BenchOptions& o) {
   bench.add_option("-n,--n-gen", o.new_tokens, "Tokens that each sequence decodes; 0: none")
       ->check(tokens)
       ->capture_default_str();
-  bench.add_option("-b,--batch", o.batches, "Sequences that decode at once: 1,8,32")
-      ->capture_default_str();
+  bench.add_option("-b,--batch", o.batches, "Sequences that decode at once: 1,8,32")->capture_default_str();
   bench.add_option("-r,--repetitions", o.repetitions, "Of each test, behind a warm-up; the median counts")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}))
       ->capture_default_str();

@@ -160,6 +160,7 @@ class Runner {
                                          {"decode_seconds", t.decode_seconds},
                                          {"weight_bytes_per_token", engine_.weight_bytes_per_token()},
                                          {"moe_arith", describe(engine_.options().arithmetic)},
+                                         {"cpu_activations", options_.model.cpu_activations},
                                          {"seed", sampling_.seed}};
     fmt::print("{}\n", json.dump(2));
   }

@@ -1,7 +1,7 @@
 // The cpu backend's operations other than products with 4-bit weights: attention over long contexts, delta
 // attention, residual streams, BF16 products, norms; beside what this machine reads in the same run.
 //
-//   cpu_ops_bench [threads] [isa] [part of a row's name]
+//   cpu_ops_bench [threads] [isa] [part of a row's name] [exact|int8]
 //
 // The best of many calls: the machine may be shared. With one thread in CPU time, which other people's work
 // does not count in; with more in wall time. Each call finds its keys, states and weights cold where they are
@@ -23,10 +23,11 @@ namespace {
 
 class Bench {
  public:
-  Bench(int threads, const std::string& isa, std::string filter)
+  Bench(int threads, const std::string& isa, std::string filter, const std::string& activations)
       : threads_(threads),
         filter_(std::move(filter)),
-        ops_(make_backend("cpu", {.threads = threads, .cpu_isa = isa}).value()) {
+        ops_(make_backend("cpu", {.threads = threads, .cpu_isa = isa, .cpu_activations = activations})
+                 .value()) {
     ceiling_ = ops_->read_bandwidth().value();
     fmt::print("{}, read ceiling {:.1f} GB/s\n", ops_->description(), ceiling_ / 1e9);
     fmt::print("| operation | us | GB/s | of ceiling | GFLOP/s |\n|---|---:|---:|---:|---:|\n");
@@ -268,6 +269,7 @@ void run(Bench& bench) {
 }  // namespace nibble
 
 int main(int argc, char** argv) {
-  nibble::Bench bench(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "");
+  nibble::Bench bench(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "",
+                      argc > 4 ? argv[4] : "exact");
   nibble::run(bench);
 }

@@ -1,6 +1,6 @@
 // How fast are the cpu backend's 4-bit products, beside what this machine's memory and arithmetic could do?
 //
-//   expert_bench [--threads N] [--isa NAME] [--gib G]
+//   expert_bench [--threads N] [--isa NAME] [--activations exact|int8] [--gib G]
 //
 // Ceilings: reading memory in sequence (calls of 8 MB a thread through 1 GiB), and FMA in registers (AVX-512
 // machines), by 1 to N threads; with N again between the formats, since others may use the machine. Then, for
@@ -36,7 +36,7 @@ constexpr int64_t kModel = 4096, kWidth = 2048, kChosen = 8;
 
 struct Options {
   int threads = usable_cpus();
-  std::string isa;
+  std::string isa, activations = "exact";
   double gib = 4;
 };
 
@@ -270,6 +270,7 @@ int run(const Options& options) {
     BackendOptions backend;
     backend.threads = options.threads;
     backend.cpu_isa = options.isa;
+    backend.cpu_activations = options.activations;
     const std::unique_ptr<Ops> ops = make_backend("cpu", backend).value();
     device = ops->description();
     Bench(options, *ops, lines).run(format);
@@ -290,6 +291,7 @@ int main(int argc, char** argv) {
     const std::string_view flag = argv[i];
     if (flag == "--threads") options.threads = std::max(1, std::atoi(argv[i + 1]));
     if (flag == "--isa") options.isa = argv[i + 1];
+    if (flag == "--activations") options.activations = argv[i + 1];
     if (flag == "--gib") options.gib = std::atof(argv[i + 1]);
   }
   return nibble::run(options);

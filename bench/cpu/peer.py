@@ -124,6 +124,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--decode", type=int, default=32)
+    parser.add_argument("--activations", choices=["exact", "int8"], default="exact", help="nibble's")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--work", type=pathlib.Path, required=True, help="directory for the models")
     parser.add_argument("--nibble", default=pathlib.Path(__file__).parents[2] / "build/release/nibble")
@@ -148,11 +149,13 @@ def main():
     theirs = json.loads(re.search(r"^peer (.*)$", peer.stdout, re.M).group(1))
     bench = subprocess.run(
         [args.nibble, "bench", "-m", converted, "-p", str(args.prompt), "-n", str(args.decode), "-t",
-         str(args.threads), "-r", str(args.repetitions), "--json"], check=True, text=True, stdout=subprocess.PIPE)
+         str(args.threads), "-r", str(args.repetitions), "--cpu-activations", args.activations, "--json"],
+        check=True, text=True, stdout=subprocess.PIPE)
     ours = {test["test"][:2]: test["highest_tokens_per_second"] for test in json.loads(bench.stdout)["tests"]}
     columns = [f"{name}{n}: nibble {ours[name]:.1f}, llama.cpp {theirs[name]:.1f} tok/s ({ours[name] / theirs[name]:.2f} x)"
                for name, n in (("pp", args.prompt), ("tg", args.decode))]
-    print(f"| {args.type}, {args.layers} layers x {args.experts} experts, {args.threads} threads | {' | '.join(columns)} |")
+    shape = f"{args.type}, {args.layers} layers x {args.experts} experts, {args.threads} threads"
+    print(f"| {shape}, activations {args.activations} | {' | '.join(columns)} |")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,20 @@ Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
   return {};
 }
 
+// Matrices from which to tell how a whole model rounds: of the first, the middle and the last layer.
+std::vector<Matrix> some_matrices(const ModelWeights& weights) {
+  const size_t layers = weights.layers.size();
+  std::vector<Matrix> some = {weights.head};
+  for (size_t i : {size_t{0}, layers / 2, layers - 1}) {
+    const LayerWeights& layer = weights.layers[i];
+    some.push_back(std::visit([](const auto& mixer) { return mixer.output; }, layer.mixer));
+    const ExpertWeights& ffn = layer.ffn.experts ? layer.ffn.experts->experts()[0] : layer.ffn.dense;
+    some.insert(some.end(), {ffn.gate, ffn.down, layer.ffn.shared.down});
+  }
+  std::erase_if(some, [](const Matrix& m) { return m.empty(); });
+  return some;
+}
+
 }  // namespace
 
 MemoryFit fit_of(const MemoryPlan& plan) {
@@ -62,6 +76,11 @@ Result<LoadedModel> load_model(std::unique_ptr<WeightSource> source, ModelSpec s
   NIBBLE_RETURN_IF_ERROR(plan_memory(spec, *model.weights, *model.ops, options));
   NIBBLE_ASSIGN_OR_RETURN(ModelWeights weights,
                           load_weights(spec, *model.weights, *model.ops, options.arithmetic, progress));
+  if (model.ops->rounds_activations()) {
+    model.rounding = measure_rounding(*model.ops, some_matrices(weights));
+    log_info("activations are rounded: random products with the model's weights are off by {}",
+             describe(model.rounding));
+  }
   model.weights->release([&](MatrixFormat format) { return model.ops->copies_weights(format); });
   NIBBLE_ASSIGN_OR_RETURN(model.decoder,
                           Decoder::create(*model.ops, std::move(spec), std::move(weights), options));

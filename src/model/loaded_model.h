@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "checkpoint/weight_source.h"
 #include "model/decoder.h"
 #include "ops/ops.h"
+#include "ops/rounding_error.h"
 
 namespace nibble {
 
@@ -14,6 +16,7 @@ struct LoadedModel {
   std::unique_ptr<Ops> ops;
   std::unique_ptr<WeightSource> weights;
   std::unique_ptr<Decoder> decoder;
+  std::vector<RoundingError> rounding;  // of products with some of the weights, where the backend rounds
 };
 
 // Bytes that a model takes.

@@ -20,9 +20,16 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   if (options.tensor_cores != "" && options.tensor_cores != "on" && options.tensor_cores != "off") {
     return user_error("tensor-cores: wanted on or off, found '{}'", options.tensor_cores);
   }
+  if (options.cpu_activations != "exact" && options.cpu_activations != "int8") {
+    return user_error("cpu-activations: wanted exact or int8, found '{}'", options.cpu_activations);
+  }
+  const bool int8_activations = options.cpu_activations == "int8";
+  if (int8_activations && name != "cpu") {
+    return user_error("cpu-activations int8: wanted device 'cpu' with it, found '{}'", name);
+  }
   int threads = options.threads > 0 ? options.threads : usable_cpus();
   if (name == "reference") return make_reference_ops(threads);
-  if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa);
+  if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa, int8_activations);
 #ifdef NIBBLE_CUDA
   if (name == "cuda")
     return make_cuda_ops({.tensor_cores = options.tensor_cores, .graphs = options.cuda_graphs});

@@ -91,6 +91,13 @@ void Ops::linear(Rows<const float> x, const Matrix& w, Rows<float> out) {
   do_linear(x, w, out);
 }
 
+void Ops::exact_linear(Rows<const float> x, const Matrix& w, Rows<float> out) {
+  NIBBLE_CHECK(x.rows == out.rows && is_matrix(w, out.cols, x.cols));
+  do_exact_linear(x, w, out);
+}
+
+void Ops::do_exact_linear(Rows<const float> x, const Matrix& w, Rows<float> out) { do_linear(x, w, out); }
+
 void Ops::rope_table(const int32_t* positions_T, std::span<const float> inv_freq, float factor,
                      Rows<float> out) {
   NIBBLE_CHECK(positions_T != nullptr && out.cols == 2 * static_cast<int64_t>(inv_freq.size()));

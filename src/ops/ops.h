@@ -129,6 +129,9 @@ class Ops {
   // Whether expert_ffn does W4A4; where not, the loader refuses it.
   virtual bool does_w4a4() const { return true; }
 
+  // Whether products round activations, because an option asked for speed: BackendOptions::cpu_activations.
+  virtual bool rounds_activations() const { return false; }
+
   // Runs `work`, or what was recorded of it: work that came before with this key called the same operations
   // with the same shapes and addresses, whatever those hold now. Only operations, no copies.
   virtual void repeat(uint64_t key, const std::function<void()>& work) { work(); }
@@ -148,6 +151,8 @@ class Ops {
   void rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out);
   // out = x W^T: [R, K] x [N, K]^T -> [R, N].
   void linear(Rows<const float> x, const Matrix& w, Rows<float> out);
+  // The same without what rounds_activations() says, for comparing.
+  void exact_linear(Rows<const float> x, const Matrix& w, Rows<float> out);
   // linear of the same rows with several matrices, and a bias where there is one.
   void linears(Rows<const float> x, std::span<const Product> products);
   // normed = rms_norm of x, and linears of it. normed may be x.
@@ -231,6 +236,8 @@ class Ops {
   virtual void do_add(Rows<const float> y, Rows<float> x) = 0;
   virtual void do_add_bias(Rows<float> x, const float* bias) = 0;
   virtual void do_route(const RouteArgs& args) = 0;
+  // Default: linear.
+  virtual void do_exact_linear(Rows<const float> x, const Matrix& w, Rows<float> out);
   // Default in host_top_logits.cc; REQUIRES that host code can read the backend's memory.
   virtual void do_top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out);
   // Defaults in plain loops (host_mixers.cc); REQUIRE that host code can read the backend's memory.

@@ -28,6 +28,7 @@ namespace nibble::testing {
 struct BackendCase {
   std::string name;     // for make_backend
   std::string variant;  // of cpu the instruction set, of cuda whether it takes tensor cores
+  std::string cpu_activations = "exact";
 
   // Products on tensor cores: nearly as exact as float32, but not its bits.
   bool tensor_cores() const { return name == "cuda" && variant.empty(); }
@@ -47,6 +48,13 @@ inline std::vector<BackendCase> all_backends() {
   return cases;
 }
 
+// The cpu's kernels with activations in 8 bits.
+inline std::vector<BackendCase> int8_backends() {
+  std::vector<BackendCase> cases;
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) cases.push_back({"cpu", kernels->isa, "int8"});
+  return cases;
+}
+
 inline std::string case_name(const ::testing::TestParamInfo<BackendCase>& info) {
   return info.param.variant.empty() ? info.param.name : info.param.name + "_" + info.param.variant;
 }
@@ -55,6 +63,7 @@ inline std::unique_ptr<OnHostData> make_ops(const BackendCase& backend, int thre
   BackendOptions options;
   options.threads = threads;
   (backend.name == "cpu" ? options.cpu_isa : options.tensor_cores) = backend.variant;
+  options.cpu_activations = backend.cpu_activations;
   return std::make_unique<OnHostData>(make_backend(backend.name, options).value());
 }
 

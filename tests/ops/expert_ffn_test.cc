@@ -188,6 +188,29 @@ TEST_P(ExpertFfn, W4A4IsTheUnfusedOperations) {
   }
 }
 
+// W4A4 has roundings of its own and keeps its bits.
+TEST(Int8Experts, AreTheUnfusedOperations) {
+  using enum MatrixFormat;
+  Random random(71);
+  for (const BackendCase& backend : int8_backends()) {
+    const std::unique_ptr<OnHostData> ops = make_ops(backend),
+                                      exact = make_ops({backend.name, backend.variant});
+    for (auto [up, down] : {std::pair{kNvfp4, kNvfp4}, {kMxfp4, kBF16}, {kBF16, kQ4}, {kF32, kF32}}) {
+      for (Shape shape : {Shape{16, 4, 64, 32, 1}, Shape{16, 4, 416, 224, 9}, Shape{3, 3, 160, 288, 131}}) {
+        Layer layer(random, shape, up, down);
+        const RowsBuffer found = expert_ffn(*ops, layer);
+        EXPECT_TRUE(same_bits(found.view(), unfused(*ops, layer).view()))
+            << backend << ", " << matrix_format_name(up) << ", tokens " << shape.tokens;
+        EXPECT_EQ(static_cast<bool>(same_bits(found.view(), expert_ffn(*exact, layer).view())), up == kF32);
+        if (up != kNvfp4) continue;
+        const ExpertArithmetic w4a4{.w4a4 = true};
+        EXPECT_TRUE(same_bits(expert_ffn(*ops, layer, 0, -1, w4a4).view(),
+                              expert_ffn(*exact, layer, 0, -1, w4a4).view()));
+      }
+    }
+  }
+}
+
 TEST_P(ExpertFfn, W4A4OfRowsOfZerosAndOfWhatIsNoNumber) {
   if (!ops_->ops().does_w4a4()) return expect_cuda();
   Random random(30);

@@ -279,6 +279,7 @@ FLAGS = [
     (["run", "-m", DEMO, "-p", "x", "-n", "-5"], ["--predict", "-5"]),
     (["run", "-m", DEMO, "-p", "x", "--device", "abacus"], ["--device", "abacus"]),
     (["run", "-m", DEMO, "-p", "x", "--cpu-isa", "mmx"], ["mmx"]),
+    (["run", "-m", DEMO, "-p", "x", "--cpu-activations", "int7"], ["int7", "exact,int8"]),
     (["logits", "-m", DEMO, "--ids", "5,x", "-o", "/dev/null"], ["--ids", "x"]),
     (["logits", "-m", DEMO, "-o", "/dev/null"], ["--ids"]),
     (["logits", "-m", DEMO, "--ids", "9000", "-o", "/dev/null"], ["9000", "8192"]),

@@ -127,6 +127,31 @@ def test_logits_against_the_golden_file_in_any_chunks(tmp_path, device):
     assert (np.abs(found[0] - wanted).max(1) / np.abs(wanted).max(1)).max() < 2e-5
 
 
+def test_activations_in_8_bits(tmp_path):
+    # The reports name it, and its error is printed once: a measured one, of each format that is rounded.
+    flags = ["-m", DEMO, "--cpu-activations", "int8"]
+    done = subprocess.run([NIBBLE, "run", *flags, "-p", "Once", "-n", "2", "--json"], capture_output=True, timeout=300)
+    assert done.returncode == 0 and json.loads(done.stdout)["cpu_activations"] == "int8"
+    errors = re.findall(r"activations are rounded: .* off by .*?(\S+)% \(at worst (\S+)%\) in NVFP4", done.stderr.decode())
+    assert len(errors) == 1 and 0.1 < float(errors[0][0]) < 2 < float(errors[0][1]) < 10
+    exact = subprocess.run([NIBBLE, "run", "-m", DEMO, "-p", "Once", "-n", "2", "--json"], capture_output=True, timeout=300)
+    assert json.loads(exact.stdout)["cpu_activations"] == "exact" and b"rounded" not in exact.stderr
+    bench = ["bench", *flags, "-p", "4", "-n", "0", "-r", "1"]
+    report = json.loads(nibble(*bench, "--json"))
+    assert report["cpu_activations"] == "int8" and "int8" in report["description"]
+    error = next(e for e in report["rounding_errors"] if e["format"] == "NVFP4")
+    assert f"{error['rms'] * 100:.2f}" == errors[0][0] and error["worst"] > error["rms"]
+    assert "Activations: int8; random products are off by" in nibble(*bench)
+    # Other logits, whatever the chunk; the reference has no such mode.
+    for name, more in [("a", flags[2:]), ("b", [*flags[2:], "--prefill-chunk", "3"]), ("exact", [])]:
+        nibble("logits", "-m", DEMO, "--ids", "5,17,42,8,100", "-o", tmp_path / name, *more)
+    a, b, exact = ((tmp_path / name).read_bytes() for name in ("a", "b", "exact"))
+    assert a == b != exact
+    done = subprocess.run([NIBBLE, "run", *flags, "-p", "x", "--device", "reference"], capture_output=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1
+    assert b"cpu-activations int8" in done.stderr and b"'reference'" in done.stderr
+
+
 def test_doctor_says_what_is_here_and_what_is_not():
     report = nibble("doctor")
     for device in ["cpu", "cuda", "reference"]:

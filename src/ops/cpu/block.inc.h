@@ -17,3 +17,10 @@ struct Block {
   float* out;               // of activation row first_row and weight row first
   int64_t out_stride;
 };
+
+// How a vector of a weight row and one of an activation row go into a sum; and the tiles of
+// element_tiles.inc.h that are quickest so.
+struct Fma {
+  static constexpr int kTileRows = kElementTileRows, kMostRows = kElementRows;
+  static NIBBLE_INLINE Vec add(Vec w, Vec x, Vec sum) { return fma(w, x, sum); }
+};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -26,13 +27,16 @@ using cpu::for_each;
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(int threads, const cpu::Kernels& kernels) : pool_(threads), kernels_(kernels) {}
+  CpuOps(int threads, const cpu::Kernels& kernels, cpu::Rounding rounding)
+      : pool_(threads), kernels_(kernels), rounding_(rounding) {}
 
   std::string_view name() const override { return "cpu"; }
   Memory& memory() override { return host_memory(); }
   std::string description() const override {
-    return fmt::format("cpu ({}), {} threads", kernels_.isa, pool_.threads());
+    return fmt::format("cpu ({}), {} threads{}", kernels_.isa, pool_.threads(),
+                       rounding_.int8 ? ", int8 activations" : "");
   }
+  bool rounds_activations() const override { return rounding_.int8; }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
   bool copies_weights(MatrixFormat format) const override {
     return !uses_host_weights_ && cpu::tile_format(format).has_value();
@@ -65,13 +69,17 @@ class CpuOps final : public Ops {
     do_linears(x, product);
   }
 
+  void do_exact_linear(Rows<const float> x, const Matrix& w, Rows<float> out) override {
+    without_rounding([&] { do_linear(x, w, out); });
+  }
+
   // Rows are packed once for all matrices that want them so, and all are one loop.
   void do_linears(Rows<const float> x, std::span<const Product> products) override {
     if (x.rows == 0) return;
     cpu::PackedRows packed[std::size(cpu::kPackedGroupFloats)] = {};
     int64_t total_rows = 0;
     for (const Product& p : products) {
-      const cpu::Packing packing = cpu::kernel_weights(p.weight).packing;
+      const cpu::Packing packing = cpu::kernel_weights(p.weight, rounding_).packing;
       const auto i = static_cast<size_t>(packing);
       if (packed[i].x == nullptr) packed[i] = cpu::pack_rows(pool_, kernels_, packing, x, packed_[i]);
       total_rows += p.weight.n;
@@ -87,7 +95,7 @@ class CpuOps final : public Ops {
     }
     pool_.parallel_for(std::ssize(linear_tasks_), [&](int64_t i) {
       const auto& [p, first, last] = linear_tasks_[static_cast<size_t>(i)];
-      const cpu::Weights weights = cpu::kernel_weights(p->weight);
+      const cpu::Weights weights = cpu::kernel_weights(p->weight, rounding_);
       kernels_.linear(
           {weights, packed[static_cast<size_t>(weights.packing)], first, last, p->out.data, p->out.stride});
       for (int64_t t = 0; t < x.rows; ++t) {
@@ -246,12 +254,21 @@ class CpuOps final : public Ops {
   }
 
   void do_expert_ffn(const ExpertFfnArgs& args) override {
-    if (!cpu::can_fuse(args)) return Ops::do_expert_ffn(args);
-    cpu::fused_expert_ffn(pool_, kernels_, args, expert_scratch_);
+    // Rows of W4A4 are rounded already, and to what fixed point holds exactly.
+    if (args.arithmetic.w4a4) return without_rounding([&] { Ops::do_expert_ffn(args); });
+    if (!cpu::can_fuse(args, rounding_)) return Ops::do_expert_ffn(args);
+    cpu::fused_expert_ffn(pool_, kernels_, args, rounding_, expert_scratch_);
     if (args.add_to.data != nullptr) do_add(args.out, args.add_to);
   }
 
  private:
+  template <class Work>
+  void without_rounding(const Work& work) {
+    const cpu::Rounding rounding = std::exchange(rounding_, {});
+    work();
+    rounding_ = rounding;
+  }
+
   // Brings those that can be tiles into that form, in memory of their own. What could be by its format, but
   // is not, is copied as it is: copies_weights() goes by the format.
   Status place_all(const std::vector<Matrix*>& matrices) {
@@ -320,6 +337,7 @@ class CpuOps final : public Ops {
 
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
+  cpu::Rounding rounding_;
   bool uses_host_weights_ = false;
   std::vector<Buffer> weights_;  // in tiles, most of them
   // Grow to the largest step and stay.
@@ -331,9 +349,10 @@ class CpuOps final : public Ops {
 
 }  // namespace
 
-Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa) {
+Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa, bool int8_activations) {
   NIBBLE_ASSIGN_OR_RETURN(const cpu::Kernels* kernels, cpu::find_kernels(isa));
-  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(threads, *kernels));
+  const cpu::Rounding rounding{.int8 = int8_activations, .pairs = int8_activations && kernels->has_pairs};
+  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(threads, *kernels, rounding));
 }
 
 }  // namespace nibble

@@ -11,7 +11,7 @@
 namespace nibble {
 
 // `isa` as in BackendOptions::cpu_isa; one that this machine does not have is an error that names those that
-// it has. REQUIRES threads >= 1.
-Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa);
+// it has. `int8_activations` as BackendOptions::cpu_activations. REQUIRES threads >= 1.
+Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa, bool int8_activations);
 
 }  // namespace nibble

@@ -1,7 +1,8 @@
-// A block of linear for up to kElementRows activation rows and weights with a code for each element (F32,
-// F16, BF16, E4M3 without block scales): with so few rows a decoded copy of the weights, as the buffered path
-// makes it, costs more than the products. Each tile of up to kElementTileRows x kElementTileColumns goes over
-// all of K and decodes in registers; the order of the sum is that of linear.inc.h, and so are the bits.
+// A block of linear for up to Product::kMostRows activation rows and weights with a code for each element
+// (F32, F16, BF16, E4M3 without block scales; pairs of BF16): with so few rows a decoded copy of the weights,
+// as the buffered path makes it, costs more than the products. Each tile of up to Product::kTileRows x
+// kElementTileColumns goes over all of K and decodes in registers; the order of the sum is that of
+// linear.inc.h, and so are the bits.
 //
 // A tile's weight rows are read side by side, and the next tile's are asked for meanwhile: rows are too short
 // for the hardware's prefetchers, which start again for each. Bytes: the weights once, the activations once
@@ -63,11 +64,12 @@ void element_tile_of(const Block& block, int64_t first_row, int64_t rows, int64_
 template <class Row>
 void element_block(const Block& block) {
   // Row tiles of nearly equal height.
-  const int64_t tiles = (block.rows + kElementTileRows - 1) / kElementTileRows;
+  constexpr int kTileRows = Row::Product::kTileRows;
+  const int64_t tiles = (block.rows + kTileRows - 1) / kTileRows;
   for (int64_t n = 0; n < block.columns; n += element_tile_columns(block.rows)) {
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = block.rows * tile / tiles, next = block.rows * (tile + 1) / tiles;
-      element_tile_of<Row, kElementTileRows>(block, row, next - row, n);
+      element_tile_of<Row, kTileRows>(block, row, next - row, n);
     }
   }
 }

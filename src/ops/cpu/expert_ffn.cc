@@ -36,16 +36,15 @@ std::vector<ExpertTask> cut(const ExpertGroups& groups, int64_t n, int64_t row_b
 
 }  // namespace
 
-bool can_fuse(const ExpertFfnArgs& args) {
-  if (args.arithmetic.w4a4) return false;
-  auto packing = [](const Matrix& m) { return kernel_weights(m).packing; };
+bool can_fuse(const ExpertFfnArgs& args, Rounding rounding) {
+  auto packing = [&](const Matrix& m) { return kernel_weights(m, rounding).packing; };
   const Packing up = packing(args.experts.experts()[0].up), down = packing(args.experts.experts()[0].down);
   return std::ranges::all_of(args.experts.experts(), [&](const ExpertWeights& w) {
     return packing(w.gate) == up && packing(w.up) == up && packing(w.down) == down;
   });
 }
 
-void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args,
+void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args, Rounding rounding,
                       ExpertFfnScratch& scratch) {
   const std::span<const ExpertWeights> experts = args.experts.experts();
   const int64_t chosen = args.ids.cols;
@@ -54,10 +53,11 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
   const ExpertGroups groups = group_by_expert(args.ids, args.experts.count());
   const Matrix& gate = experts[0].gate;
   const Matrix& down = experts[0].down;
-  const Packing down_packing = kernel_weights(down).packing;
+  const Packing down_packing = kernel_weights(down, rounding).packing;
   auto expert = [&](int64_t e) -> const ExpertWeights& { return experts[static_cast<size_t>(e)]; };
 
-  const PackedRows x = pack_rows(pool, kernels, kernel_weights(gate).packing, args.x, scratch.packed);
+  const PackedRows x =
+      pack_rows(pool, kernels, kernel_weights(gate, rounding).packing, args.x, scratch.packed);
 
   const int64_t stride = packed_floats(down_packing, width);
   float* activated = scratch.activated.reserve(routed * stride);
@@ -66,8 +66,8 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
   pool.parallel_for(static_cast<int64_t>(up_tasks.size()), [&](int64_t i) {
     const ExpertTask& task = up_tasks[static_cast<size_t>(i)];
     const ExpertWeights& w = expert(task.expert);
-    kernels.gate_up({kernel_weights(w.gate),
-                     kernel_weights(w.up),
+    kernels.gate_up({kernel_weights(w.gate, rounding),
+                     kernel_weights(w.up, rounding),
                      w.gate_bias,
                      w.up_bias,
                      args.activation,
@@ -85,7 +85,7 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
   pool.parallel_for(static_cast<int64_t>(down_tasks.size()), [&](int64_t i) {
     const ExpertTask& task = down_tasks[static_cast<size_t>(i)];
     const ExpertWeights& w = expert(task.expert);
-    kernels.linear({kernel_weights(w.down),
+    kernels.linear({kernel_weights(w.down, rounding),
                     {activated + task.begin * stride, nullptr, task.rows, stride},
                     task.first,
                     task.last,

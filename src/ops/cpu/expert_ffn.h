@@ -22,12 +22,12 @@ struct ExpertFfnScratch {
   Scratch activated;  // [R, I], packed
 };
 
-// Whether rows go in as they are, and one packing serves all gate and up matrices, and one all down matrices,
-// whatever their formats.
-bool can_fuse(const ExpertFfnArgs& args);
+// Whether one packing serves all gate and up matrices, and one all down matrices, whatever their formats.
+// REQUIRES W4A16.
+bool can_fuse(const ExpertFfnArgs& args, Rounding rounding);
 
-// REQUIRES can_fuse(args).
-void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args,
+// REQUIRES can_fuse(args, rounding).
+void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnArgs& args, Rounding rounding,
                       ExpertFfnScratch& scratch);
 
 }  // namespace nibble::cpu

@@ -25,10 +25,12 @@ bool machine_has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 bool machine_has_avx512_vnni() { return machine_has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool machine_has_avx512_bf16() { return machine_has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 #else
 bool machine_has_avx2() { return false; }
 bool machine_has_avx512() { return false; }
 bool machine_has_avx512_vnni() { return false; }
+bool machine_has_avx512_bf16() { return false; }
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -41,6 +43,7 @@ bool machine_has_neon_dot() { return false; }
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> usable;
+  if (kernels_avx512_bf16() != nullptr && machine_has_avx512_bf16()) usable.push_back(kernels_avx512_bf16());
   if (kernels_avx512_vnni() != nullptr && machine_has_avx512_vnni()) usable.push_back(kernels_avx512_vnni());
   if (kernels_avx512() != nullptr && machine_has_avx512()) usable.push_back(kernels_avx512());
   if (kernels_avx2() != nullptr && machine_has_avx2()) usable.push_back(kernels_avx2());

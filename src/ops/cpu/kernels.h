@@ -21,11 +21,13 @@ namespace nibble::cpu {
 
 inline constexpr int64_t kLanes = 16;
 
-// Packed rows: how `linear` wants its activations.
-//   kPlain  floats, padded with zeros to a multiple of kPackedColumns
-//   kFixed  for weights in tiles: a FixedGroup for each kPackedColumns columns, the last padded with zeros
+// Packed rows: how `linear` wants its activations. The last kPackedColumns columns are padded with zeros.
+//   kPlain  floats
+//   kFixed  for weights in tiles: a FixedGroup for each kPackedColumns columns
+//   kInt8   the same, rounded to 8 bits: an Int8Group
+//   kPairs  bfloat16, two columns in the room of a float
 inline constexpr int64_t kPackedColumns = 128;
-enum class Packing { kPlain, kFixed };
+enum class Packing { kPlain, kFixed, kInt8, kPairs };
 
 // 128 columns of a row in fixed point: column = q * scale, with a power of two for scale and |q| <= 2^22, so
 // that a column is off by at most 2^-22 of the group's largest. The sum of 32 products with integers of at
@@ -42,16 +44,30 @@ struct FixedGroup {
 };
 static_assert(sizeof(FixedGroup) == 448);
 
+// The same in one digit, with a scale for each 32 columns: column = q * block_scales[column / 32] * scale and
+// |q| <= 127, so that a column is off by at most 1/254 of the largest of its 32.
+struct Int8Group {
+  static constexpr int kSets = FixedGroup::kSets, kDigits = 1;
+  static constexpr int64_t kBlockColumns = 32;
+  int8_t digits[kSets][kDigits][16];
+  int32_t starts[kSets];
+  float scale;
+  float block_scales[kPackedColumns / kBlockColumns];
+  float unused[3];
+};
+static_assert(sizeof(Int8Group) == 192);
+
 // Floats of the packed form of kPackedColumns columns, by Packing.
-inline constexpr int64_t kPackedGroupFloats[] = {kPackedColumns, sizeof(FixedGroup) / sizeof(float)};
+inline constexpr int64_t kPackedGroupFloats[] = {kPackedColumns, sizeof(FixedGroup) / sizeof(float),
+                                                 sizeof(Int8Group) / sizeof(float), kPackedColumns / 2};
 
 // Weights in tiles (weight_tiles.h): so many rows of a matrix side by side.
 inline constexpr int64_t kTileWeightRows = kLanes;
 
 // MatrixFormat of quant/matrix.h without what that header includes; NVFP4, MXFP4 and q4 in tiles; kDecoded is
 // any format without a kernel of its own (4-bit rows that are not in tiles, too), whose rows become floats by
-// `decode`.
-enum class WeightFormat { kF32, kF16, kBF16, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block, kDecoded };
+// `decode`; kBF16Pairs is BF16 as Packing::kPairs multiplies it.
+enum class WeightFormat { kF32, kF16, kBF16, kBF16Pairs, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block, kDecoded };
 
 // NaN among scales and FP8 codes is refused at load: here e4m3 reads it as 480, e8m0 as infinity.
 struct Weights {
@@ -59,7 +75,7 @@ struct Weights {
   Packing packing;     // of the activations that it is multiplied with
   const void* codes;   // [n, k], row-major, or tiles
   const void* scales;  // as MatrixFormat says; not of tiles
-  int64_t n, k;
+  int64_t n, k;        // of kBF16Pairs k counts pairs
   float tensor_scale;  // on the finished sum
   // kDecoded: MatrixFormatInfo's, of a format whose scales are of one row each.
   int64_t group, group_bytes, scale_columns, scale_bytes;
@@ -67,7 +83,7 @@ struct Weights {
 };
 
 // Rows of packed activations: row r is at x + (index != null ? index[r] : r) * stride, 64-byte aligned. What
-// is kFixed is passed as the floats that it takes the room of.
+// is not kPlain is passed as the floats that it takes the room of.
 struct PackedRows {
   const float* x;
   const int32_t* index;
@@ -152,6 +168,7 @@ struct PoolTask {
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {
   const char* isa;
+  bool has_pairs;  // Packing::kPairs
   // k columns of a row, or of some groups of it.
   void (*pack)(Packing packing, const float* x, int64_t k, float* packed);
   void (*linear)(const LinearTask& task);
@@ -192,6 +209,7 @@ const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_vnni();
+const Kernels* kernels_avx512_bf16();
 const Kernels* kernels_neon_dot();
 
 }  // namespace nibble::cpu

@@ -6,6 +6,8 @@
 // (matrices)
 #include "ops/cpu/block.inc.h"
 // (rows of activations)
+#include "ops/cpu/bf16_pairs.inc.h"
+// (in fixed point)
 #include "ops/cpu/fixed_rows.inc.h"
 // (rows of weights)
 #include "ops/cpu/weight_rows.inc.h"
@@ -24,6 +26,7 @@
 
 constexpr Kernels make_kernels(const char* isa) {
   return {.isa = isa,
+          .has_pairs = kHasPairs,
           .pack = pack,
           .linear = linear,
           .gate_up = gate_up,

@@ -8,10 +8,10 @@ void row_major_product(const Block& block) {
   }
 }
 
-template <class Format>
+template <class Format, class Product = Fma>
 void element_product(const Block& block) {
-  if (block.rows <= kElementRows) return element_block<ElementRow<Format>>(block);
-  row_major_product<ElementRow<Format>>(block);
+  if (block.rows <= Product::kMostRows) return element_block<ElementRow<Format, Product>>(block);
+  row_major_product<ElementRow<Format, Product>>(block);
 }
 
 void product(const Block& block) {
@@ -22,6 +22,8 @@ void product(const Block& block) {
       return element_product<F16>(block);
     case WeightFormat::kBF16:
       return element_product<BF16>(block);
+    case WeightFormat::kBF16Pairs:
+      return element_product<F32, PairDot>(block);  // a pair has the bytes of a float
     case WeightFormat::kF8E4M3:
       return element_product<E4M3>(block);
     case WeightFormat::kNvfp4:

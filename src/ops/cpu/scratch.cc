@@ -34,10 +34,13 @@ KernelFormat kernel_format(MatrixFormat format) {
 
 }  // namespace
 
-Weights kernel_weights(const Matrix& matrix) {
+Weights kernel_weights(const Matrix& matrix, Rounding rounding) {
   const bool row_major = !matrix.tiled && tile_format(matrix.format).has_value();
-  const KernelFormat format = row_major ? KernelFormat{matrix.format, WeightFormat::kDecoded, Packing::kPlain}
-                                        : kernel_format(matrix.format);
+  KernelFormat format = row_major ? KernelFormat{matrix.format, WeightFormat::kDecoded, Packing::kPlain}
+                                  : kernel_format(matrix.format);
+  if (format.packing == Packing::kFixed && rounding.int8) format.packing = Packing::kInt8;
+  const bool pairs = format.kernels == WeightFormat::kBF16 && rounding.pairs && matrix.k % 2 == 0;
+  if (pairs) format = {matrix.format, WeightFormat::kBF16Pairs, Packing::kPairs};
   const MatrixFormatInfo& info = matrix_format_info(matrix.format);
   NIBBLE_CHECK(format.kernels != WeightFormat::kDecoded || info.scale_rows == 1);
   return {.format = format.kernels,
@@ -45,7 +48,7 @@ Weights kernel_weights(const Matrix& matrix) {
           .codes = matrix.codes,
           .scales = matrix.scales,
           .n = matrix.n,
-          .k = matrix.k,
+          .k = pairs ? matrix.k / 2 : matrix.k,
           .tensor_scale = matrix.tensor_scale,
           .group = info.group,
           .group_bytes = info.group_bytes,

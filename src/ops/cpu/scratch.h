@@ -51,8 +51,14 @@ inline int64_t packed_floats(Packing packing, int64_t k) {
   return ceil_div(k, kPackedColumns) * kPackedGroupFloats[static_cast<int>(packing)];
 }
 
+// Which activations a product rounds: BackendOptions::cpu_activations.
+struct Rounding {
+  bool int8 = false;   // to 8 bits, into weights in tiles
+  bool pairs = false;  // to bfloat16, into BF16 weights; of kernels that have pairs
+};
+
 // The kernels' view of a matrix.
-Weights kernel_weights(const Matrix& matrix);
+Weights kernel_weights(const Matrix& matrix, Rounding rounding);
 
 // All rows of x, packed into `scratch`.
 PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, Packing packing, Rows<const float> x,

@@ -1,14 +1,16 @@
-// Products of weights in tiles (weight_tiles.h) with rows in fixed point (FixedGroup).
+// Products of weights in tiles (weight_tiles.h) with rows in fixed point (FixedGroup, or in 8 bits
+// Int8Group).
 //
 // Order of the sum, the same for every number of rows and every instruction set: the integer sum over the
-// block of columns that share a weight scale, exact; rounded to float once; times the scale. These are added
+// block of columns that share a weight scale, exact; rounded to float once; times the scale (of 8 bits: times
+// the product of the weights' scale and the row's). These are added
 // over the blocks of 128 columns, and what that gives, times the row's scale there and the format's factor
 // (two powers of two), to the output; at last comes the tensor scale. Each product and sum is rounded, so
 // that machines without FMA give the same bits.
 //
 // Lane i of every vector is weight row i of a tile. A byte of codes holds two columns: the low nibbles of 64
 // bytes are 4 columns of 16 rows, the high ones 4 others. A table makes of them numbers of 0 to 24, 12 too
-// large, which FixedGroup::starts takes back. One dot product of bytes adds 4 columns of one digit of x; each
+// large, which `starts` takes back. One dot product of bytes adds 4 columns of one digit of x; each
 // digit has its own sum, three short chains instead of a long one.
 //
 // Bytes: the weights once for each kFixedRows rows, the rows once for each tile. A task's weights and the
@@ -40,23 +42,38 @@ struct Q4Tile {
 };
 
 // The integer sums of the block that begins with `set` of x.
-template <int kSets>
-NIBBLE_INLINE Ints block_sums(const Ints (&w)[kSets][4], const FixedGroup& x, int64_t set) {
+template <int kSets, class Group>
+NIBBLE_INLINE Ints block_sums(const Ints (&w)[kSets][4], const Group& x, int64_t set) {
   Ints start = splat_int(x.starts[set]);
   if constexpr (kSets == 2) start = add(start, splat_int(x.starts[set + 1]));
-  Ints sums[FixedGroup::kDigits] = {splat_int(0), splat_int(0), start};
+  constexpr int kLast = Group::kDigits - 1;
+  Ints sums[Group::kDigits];
+#pragma GCC unroll 3
+  for (int digit = 0; digit < kLast; ++digit) sums[digit] = splat_int(0);
+  sums[kLast] = start;
 #pragma GCC unroll 2
   for (int s = 0; s < kSets; ++s) {
 #pragma GCC unroll 3
-    for (int digit = 0; digit < FixedGroup::kDigits; ++digit)
+    for (int digit = 0; digit < Group::kDigits; ++digit)
       sums[digit] = dot(sums[digit], w[s], x.digits[set + s][digit]);
   }
-  return add(shift_left<8>(add(shift_left<8>(sums[0]), sums[1])), sums[2]);
+  Ints total = sums[0];
+#pragma GCC unroll 3
+  for (int digit = 1; digit < Group::kDigits; ++digit) total = add(shift_left<8>(total), sums[digit]);
+  return total;
+}
+
+// What the integer sums over the block at `column` of a group are multiplied with.
+NIBBLE_INLINE Vec scales_of(Vec of_weights, const FixedGroup& /*x*/, int64_t /*column*/) {
+  return of_weights;
+}
+NIBBLE_INLINE Vec scales_of(Vec of_weights, const Int8Group& x, int64_t column) {
+  return mul(of_weights, splat(x.block_scales[column / Int8Group::kBlockColumns]));
 }
 
 // Adds the products of the 128 columns at `group`, or of as many blocks as there are, with M rows.
-template <class Format, int M>
-NIBBLE_INLINE void add_group(const uint8_t* group, int64_t blocks, const FixedGroup* const (&x)[M],
+template <class Format, class Group, int M>
+NIBBLE_INLINE void add_group(const uint8_t* group, int64_t blocks, const Group* const (&x)[M],
                              Vec (&sums)[M]) {
   constexpr int kSets = Format::kColumns / 16;
   Vec partial[M];
@@ -75,19 +92,20 @@ NIBBLE_INLINE void add_group(const uint8_t* group, int64_t blocks, const FixedGr
     const Vec scales = Format::scales(group + b * (kTileWeightRows * Format::kScaleBytes));
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m)
-      partial[m] = add(partial[m], mul(to_float(block_sums<kSets>(w, *x[m], b * kSets)), scales));
+      partial[m] = add(partial[m], mul(to_float(block_sums<kSets>(w, *x[m], b * kSets)),
+                                       scales_of(scales, *x[m], b * Format::kColumns)));
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) sums[m] = add(sums[m], mul(partial[m], splat(x[m]->scale * Format::kFactor)));
 }
 
 // The 16 outputs of a tile for M rows.
-template <class Format, int M>
-NIBBLE_INLINE void tile_product(const uint8_t* tile, const Weights& w, const FixedGroup* const (&rows)[M],
+template <class Format, class Group, int M>
+NIBBLE_INLINE void tile_product(const uint8_t* tile, const Weights& w, const Group* const (&rows)[M],
                                 Vec (&out)[M]) {
   constexpr int64_t kBlocks = kPackedColumns / Format::kColumns;
   constexpr int64_t kGroupBytes = kBlocks * kTileWeightRows * (Format::kColumns / 2 + Format::kScaleBytes);
-  const FixedGroup* x[M];
+  const Group* x[M];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
     x[m] = rows[m];
@@ -96,9 +114,9 @@ NIBBLE_INLINE void tile_product(const uint8_t* tile, const Weights& w, const Fix
   for (int64_t columns = w.k; columns > 0; columns -= kPackedColumns) {
     // The number of blocks of a whole group is a constant to the compiler.
     if (columns >= kPackedColumns) {
-      add_group<Format, M>(tile, kBlocks, x, out);
+      add_group<Format, Group, M>(tile, kBlocks, x, out);
     } else {
-      add_group<Format, M>(tile, columns / Format::kColumns, x, out);
+      add_group<Format, Group, M>(tile, columns / Format::kColumns, x, out);
     }
     tile += kGroupBytes;
 #pragma GCC unroll 8
@@ -109,20 +127,21 @@ NIBBLE_INLINE void tile_product(const uint8_t* tile, const Weights& w, const Fix
 }
 
 // The block's columns for `rows` <= M of its rows from r on.
-template <class Format, int M>
+template <class Format, class Group, int M>
 void tile_rows(const Block& block, int64_t r, int64_t rows) {
   if constexpr (M > 1) {
-    if (rows < M) return tile_rows<Format, M - 1>(block, r, rows);
+    if (rows < M) return tile_rows<Format, Group, M - 1>(block, r, rows);
   }
-  const FixedGroup* x[M];
+  const Group* x[M];
   for (int m = 0; m < M; ++m)
-    x[m] = reinterpret_cast<const FixedGroup*>(packed_row(block.x, block.first_row + r + m));
+    x[m] = reinterpret_cast<const Group*>(packed_row(block.x, block.first_row + r + m));
   const int64_t tile_bytes =
       block.w.k / Format::kColumns * kTileWeightRows * (Format::kColumns / 2 + Format::kScaleBytes);
   const uint8_t* tiles = static_cast<const uint8_t*>(block.w.codes);
   for (int64_t n = 0; n < block.columns; n += kTileWeightRows) {
     Vec sums[M];
-    tile_product<Format, M>(tiles + (block.first + n) / kTileWeightRows * tile_bytes, block.w, x, sums);
+    tile_product<Format, Group, M>(tiles + (block.first + n) / kTileWeightRows * tile_bytes, block.w, x,
+                                   sums);
     float* out = block.out + r * block.out_stride + n;
     const int64_t columns = block.columns - n;
     for (int m = 0; m < M; ++m, out += block.out_stride) {
@@ -131,12 +150,18 @@ void tile_rows(const Block& block, int64_t r, int64_t rows) {
   }
 }
 
-template <class Format>
-void tile_block(const Block& block) {
+template <class Format, class Group>
+void tile_block_of(const Block& block) {
   // Row tiles of nearly equal height, as in the buffered path.
   const int64_t row_tiles = (block.rows + kFixedRows - 1) / kFixedRows;
   for (int64_t tile = 0; tile < row_tiles; ++tile) {
     const int64_t r = block.rows * tile / row_tiles, next = block.rows * (tile + 1) / row_tiles;
-    tile_rows<Format, kFixedRows>(block, r, next - r);
+    tile_rows<Format, Group, kFixedRows>(block, r, next - r);
   }
+}
+
+template <class Format>
+void tile_block(const Block& block) {
+  if (block.w.packing == Packing::kInt8) return tile_block_of<Format, Int8Group>(block);
+  tile_block_of<Format, FixedGroup>(block);
 }

@@ -1,6 +1,6 @@
-// Primitives over AVX-512 (F, BW, VL, DQ; VNNI where the file is compiled for it): one register is a vector
-// of 16 lanes. Included into an anonymous namespace, after <immintrin.h>; what each primitive means is said
-// in vec_generic.h.
+// Primitives over AVX-512 (F, BW, VL, DQ; VNNI and BF16 where the file is compiled for them): one register is
+// a vector of 16 lanes. Included into an anonymous namespace, after <immintrin.h>; what each primitive means
+// is said in vec_generic.h.
 #pragma once
 
 using Vec = __m512;
@@ -120,3 +120,14 @@ NIBBLE_INLINE Ints dot(Ints sums, const Ints (&w)[4], const int8_t* digits) {
   return add(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
 }
+
+#if defined(__AVX512BF16__)
+// sums + products of pairs of bfloat16 numbers: lane i gets two of them, the second of the pairs first.
+NIBBLE_INLINE Vec dot_pairs(Vec a, Vec b, Vec sums) {
+  return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+// To bfloat16, to the nearest; 16 of them in the room of 8 floats.
+NIBBLE_INLINE void store_bf16(float* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)));
+}
+#endif

@@ -6,8 +6,9 @@
 // chunk has a vector of scales too.
 
 // A row as decode() writes it: kVecs_ vectors of values and, where kScaled_, one of their scales, and so on.
-template <int kVecs_, bool kScaled_>
+template <int kVecs_, bool kScaled_, class Product_ = Fma>
 struct BufferedRow {
+  using Product = Product_;
   static constexpr int kVecs = kVecs_;
   static constexpr bool kScaled = kScaled_;
   struct Chunk {
@@ -54,12 +55,13 @@ struct E4M3 {
   static Vec values(const uint8_t* p) { return e4m3(load_bytes(p)); }
 };
 
-template <class Format>
+template <class Format, class Product_>
 struct ElementRow {
   using Code = typename Format::Code;
+  using Product = Product_;
   static constexpr int kVecs = 1;
   static constexpr bool kScaled = false, kFuses = false;
-  using Buffered = BufferedRow<1, false>;
+  using Buffered = BufferedRow<1, false, Product>;
   using Chunk = Vec;
   const Code* codes;
   ElementRow() = default;
@@ -78,6 +80,7 @@ struct ElementRow {
 
 // e4m3 codes with one float scale for 128 rows x 128 columns.
 struct Fp8BlockRow {
+  using Product = Fma;
   static constexpr int kVecs = 8;
   static constexpr bool kScaled = true, kFuses = true;
   using Buffered = BufferedRow<8, true>;
