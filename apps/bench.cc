@@ -80,9 +80,9 @@ void print_table(const Report& report, const BenchOptions& options) {
   }
   fmt::print(
       "\n{}; experts in {}; {:.2f} GB of weights, read ceiling {:.2f} GB/s (measured in this run).\n"
-      "Median of {} repetitions from an empty context; random token ids, sampling not included. GB are those "
-      "of\n"
-      "weights, and of routed experts those that were chosen.\n",
+      "Median of {} repetitions from an empty context; random token ids; of sampling, the search for the 64 "
+      "largest\n"
+      "logits is included. GB are those of weights, and of routed experts those that were chosen.\n",
       report.device, report.arithmetic, static_cast<double>(report.weight_bytes) / 1e9,
       report.read_ceiling / 1e9, options.repetitions);
   if (options.model.cpu_activations != "exact") {

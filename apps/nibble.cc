@@ -107,9 +107,10 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->capture_default_str()
       ->group("Arithmetic");
   command
-      .add_option("--cpu-activations", o.cpu_activations,
-                  "Activations into products on the cpu: int8 rounds them to 8 bits for 4-bit weights and to "
-                  "bfloat16 for BF16 weights (faster; its error is shown at start)")
+      .add_option(
+          "--cpu-activations", o.cpu_activations,
+          "Activations into products on the cpu: int8 rounds them to 8 bits for 4-bit weights and, by "
+          "avx512_bf16, to bfloat16 for BF16 weights (faster; its error is shown at start)")
       ->check(CLI::IsMember({"exact", "int8"}))
       ->capture_default_str()
       ->group("Arithmetic");

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 
 namespace nibble {
 namespace {
@@ -16,6 +18,7 @@ void bring_in(std::span<const std::byte> piece) {
   ::madvise(address, piece.size(), MADV_WILLNEED);
 #ifdef MADV_POPULATE_READ  // Linux 5.14
   if (::madvise(address, piece.size(), MADV_POPULATE_READ) == 0) return;
+  if (errno != EINVAL) return;  // who needs these bytes will see what is wrong with them
 #endif
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   for (size_t at = 0; at < piece.size(); at += page) {
@@ -27,7 +30,11 @@ void bring_in(std::span<const std::byte> piece) {
 
 ReadAhead::ReadAhead(std::vector<std::span<const std::byte>> mappings, int64_t window_bytes, int threads)
     : mappings_(std::move(mappings)), window_bytes_(window_bytes) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {
+    // Who reads does without some of them, or all.
+  }
 }
 
 ReadAhead::~ReadAhead() {

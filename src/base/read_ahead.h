@@ -15,7 +15,8 @@ namespace nibble {
 class ReadAhead {
  public:
   // What lies in `mappings` (page-aligned, and mapped as long as this lives) will be read in this order. No
-  // more than `window_bytes` are brought in before they are needed.
+  // more than `window_bytes` are brought in before they are needed. With as many of the threads as the system
+  // lets start.
   ReadAhead(std::vector<std::span<const std::byte>> mappings, int64_t window_bytes, int threads = 8);
   ~ReadAhead();  // without waiting for what is left
   ReadAhead(const ReadAhead&) = delete;

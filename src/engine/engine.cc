@@ -152,17 +152,21 @@ Result<std::vector<int32_t>> Engine::next_tokens(std::span<const SequenceStep> s
     NIBBLE_ASSIGN_OR_RETURN(const Rows<const TokenLogit> top, decoder().forward_top(steps));
     for (int64_t i = 0; i < top.rows; ++i) {
       if (std::isnan(top.row(i)->logit)) return no_numbers();
+    }
+    for (int64_t i = 0; i < top.rows; ++i) {
       const std::span candidates(top.row(i), static_cast<size_t>(top.cols));
       tokens.push_back(choosing[static_cast<size_t>(i)]->sampler.sample_top(candidates));
     }
     return tokens;
   }
   NIBBLE_ASSIGN_OR_RETURN(const Rows<const float> logits, decoder().forward(steps));
+  auto row = [&](int64_t i) { return std::span(logits.row(i), static_cast<size_t>(logits.cols)); };
   for (int64_t i = 0; i < logits.rows; ++i) {
-    const std::span all(logits.row(i), static_cast<size_t>(logits.cols));
-    if (std::ranges::any_of(all, [](float x) { return std::isnan(x); })) return no_numbers();
+    if (std::ranges::any_of(row(i), [](float x) { return std::isnan(x); })) return no_numbers();
+  }
+  for (int64_t i = 0; i < logits.rows; ++i) {
     Running& running = *choosing[static_cast<size_t>(i)];
-    tokens.push_back(running.sampler.sample(all, running.tokens));
+    tokens.push_back(running.sampler.sample(row(i), running.tokens));
   }
   return tokens;
 }

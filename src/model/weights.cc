@@ -33,8 +33,9 @@ class Loader {
       return user_error("device '{}' does W4A4 with --tensor-cores off alone", ops_.name());
     }
     // Where the backend works on the files' bytes themselves, they come as they are needed.
-    const bool copies = std::ranges::any_of(
-        matrix_formats(), [&](const MatrixFormatInfo& info) { return ops_.copies_weights(info.format); });
+    const bool copies = std::ranges::any_of(source_.stored(), [&](const StoredTensor& tensor) {
+      return tensor.matrix && ops_.copies_weights(*tensor.matrix);
+    });
     if (copies) ahead_.emplace(source_.mappings(), available_host_bytes() / 2);
     NIBBLE_RETURN_IF_ERROR(
         matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding, MatrixUse::kEmbedding));

@@ -172,7 +172,8 @@ class Ops {
   void prepare_attend(const PrepareAttendArgs& args);
   // out[t, h] = softmax(scale * q[t, h] . k[i, h*G/H]) v[i], over the visible positions i (and the sink).
   void attend(const AttendArgs& args);
-  // Both, one after the other.
+  // Both, one after the other. REQUIRES that positions, slots, page tables and what the cache has of earlier
+  // positions were there before the operation before this one began: they come by copies, before a step.
   void prepare_and_attend(const PrepareAttendArgs& prepare, const AttendArgs& args);
   // attend over chosen positions alone; args.window is not used. REQUIRES no sinks and no gate.
   void attend_selected(const AttendArgs& args, const Selection& selection);

@@ -1,8 +1,11 @@
 #include "base/read_ahead.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 #include "base/file.h"
@@ -17,7 +20,9 @@ class ReadAheadTest : public testing::Test {
  protected:
   void SetUp() override {
     for (int64_t bytes : {int64_t{3}, 5 * kPiece + 12345, int64_t{0}, 2 * kPiece}) {
-      paths_.push_back(testing::TempDir() + "read_ahead_" + std::to_string(paths_.size()));
+      // Tests run beside each other.
+      const std::string test = testing::UnitTest::GetInstance()->current_test_info()->name();
+      paths_.push_back(testing::TempDir() + "read_ahead_" + test + std::to_string(paths_.size()));
       std::ofstream(paths_.back()) << std::string(static_cast<size_t>(bytes), 'x');
       files_.push_back(FileSystem::posix().open(paths_.back()).value());
       total_ += bytes;
@@ -63,6 +68,24 @@ TEST_F(ReadAheadTest, EndsWithoutWhatIsLeft) {
   const std::span<const std::byte> odd = std::span(bytes).subspan(1);
   ReadAhead ahead({odd}, INT64_MAX / 2, 2);
   wait_for(ahead, std::ssize(odd));
+}
+
+// A file that became shorter is the reader's error, not the end of the process.
+TEST_F(ReadAheadTest, AShrunkFileIsLeftToWhoReadsIt) {
+  ASSERT_EQ(::truncate(paths_[1].c_str(), 4096), 0);
+  ReadAhead ahead(mappings_of(files_), INT64_MAX / 2);
+  wait_for(ahead, total_);
+}
+
+// Where the system lets no thread start, nothing is brought in, and nothing is wrong.
+TEST_F(ReadAheadTest, WithoutThreads) {
+  const auto read_and_exit = [&] {
+    const rlimit none{0, 0};
+    ::setrlimit(RLIMIT_AS, &none);  // no room for a thread's stack
+    { const ReadAhead ahead(mappings_of(files_), INT64_MAX / 2); }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(read_and_exit(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -11,9 +11,10 @@
 namespace nibble::cuda {
 
 // Launches a kernel that may start while the one before it still ends (programmatic dependent launch), which
-// hides most of what a launch takes. The kernel MUST call after_kernel_before() before it touches memory. A
-// kernel that is launched in the ordinary way waits for all before it, these too. cluster: blocks that run
-// together.
+// hides most of what a launch takes. Before the kernel reads what a kernel before it may have written, or
+// writes anything, it MUST call after_kernel_before(), or dependency_wait() itself, and so must a block of
+// each grid. A kernel that is launched in the ordinary way waits for all before it, these too. cluster: blocks
+// that run together.
 template <class... P, class... A>
 void launch_early_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes,
                            cudaStream_t stream, const A&... args) {

@@ -170,6 +170,7 @@ bool groups_itself(const MoeDecodeArgs& a, int scratch_bytes) {
          (a.route == nullptr || a.route->spec.topk_group >= a.route->spec.n_group);
 }
 
+// A block a multiprocessor, which wait for each other: never two such launches at once on a device.
 template <int kBlock, bool kRoomy>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
   using Layout = SharedLayout<kBlock, kRoomy>;
