@@ -116,7 +116,7 @@ int64_t SyntheticWeights::total_bytes() const {
 std::vector<StoredTensor> SyntheticWeights::stored() const {
   std::vector<StoredTensor> all;
   for (const auto& [name, t] : tensors_) {
-    auto add = [&](const std::string& of, DType dtype, std::vector<int64_t> shape, int64_t bytes) {
+    auto add = [&, &t = t](const std::string& of, DType dtype, std::vector<int64_t> shape, int64_t bytes) {
       all.push_back({.name = of,
                      .dtype = dtype_name(dtype),
                      .format = matrix_format_name(t.format),

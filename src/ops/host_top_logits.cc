@@ -1,7 +1,7 @@
 // Default body of top_logits.
 #include <algorithm>
 #include <cmath>
-#include <ranges>
+#include <vector>
 
 #include "ops/ops.h"
 
@@ -17,13 +17,11 @@ bool comes_before(const TokenLogit& a, const TokenLogit& b) {
 }  // namespace
 
 void Ops::do_top_logits(Rows<const float> logits_TV, Rows<TokenLogit> out) {
+  std::vector<TokenLogit> all(static_cast<size_t>(logits_TV.cols));
   for (int64_t t = 0; t < out.rows; ++t) {
     const float* logits = logits_TV.row(t);
-    const auto all = std::views::iota(int32_t{0}, static_cast<int32_t>(logits_TV.cols)) |
-                     std::views::transform([&](int32_t id) {
-                       return TokenLogit{logits[id], id};
-                     });
-    std::ranges::partial_sort_copy(all, std::span(out.row(t), static_cast<size_t>(out.cols)), comes_before);
+    for (size_t id = 0; id < all.size(); ++id) all[id] = {logits[id], static_cast<int32_t>(id)};
+    std::partial_sort_copy(all.begin(), all.end(), out.row(t), out.row(t) + out.cols, comes_before);
   }
 }
 
