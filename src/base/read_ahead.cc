@@ -10,6 +10,7 @@
 namespace nibble {
 namespace {
 
+// Long enough for the disk, and a reader soon gets the first ones.
 constexpr size_t kPieceBytes = size_t{8} << 20;
 
 void bring_in(std::span<const std::byte> piece) {

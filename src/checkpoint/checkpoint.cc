@@ -160,16 +160,7 @@ std::optional<MatrixFormat> Checkpoint::format_of(const TensorInfo& tensor) cons
       return has(prefix + ".weight_scale_inv") ? MatrixFormat::kFp8Block : MatrixFormat::kF8E4M3;
     }
   }
-  switch (tensor.dtype) {
-    case DType::kF32:
-      return MatrixFormat::kF32;
-    case DType::kF16:
-      return MatrixFormat::kF16;
-    case DType::kBF16:
-      return MatrixFormat::kBF16;
-    default:
-      return std::nullopt;
-  }
+  return plain_matrix_format(tensor.dtype);
 }
 
 int64_t Checkpoint::total_bytes() const {

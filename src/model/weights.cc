@@ -32,11 +32,6 @@ class Loader {
     if (arithmetic_.w4a4 && !ops_.does_w4a4()) {
       return user_error("device '{}' does W4A4 with --tensor-cores off alone", ops_.name());
     }
-    // Where the backend works on the files' bytes themselves, they come as they are needed.
-    const bool copies = std::ranges::any_of(source_.stored(), [&](const StoredTensor& tensor) {
-      return tensor.matrix && ops_.copies_weights(*tensor.matrix);
-    });
-    if (copies) ahead_.emplace(source_.mappings(), available_host_bytes() / 2);
     NIBBLE_RETURN_IF_ERROR(
         matrix(names.embedding, spec_.vocab, spec_.width, weights_.embedding, MatrixUse::kEmbedding));
     NIBBLE_RETURN_IF_ERROR(vector(names.final_norm, {spec_.width}, weights_.final_norm));
@@ -75,12 +70,16 @@ class Loader {
   }
 
   Status place(const Matrix& host, Matrix& out, MatrixUse use = MatrixUse::kProducts) {
-    count(matrix_bytes(host.format, host.n, host.k));
+    count(host.format, bytes_of(host));
     NIBBLE_ASSIGN_OR_RETURN(out, ops_.place(host, use));
     return {};
   }
 
-  void count(int64_t bytes) {
+  void count(MatrixFormat format, int64_t bytes) {
+    // Where the backend works on the files' bytes themselves, they come as they are needed. The other half of
+    // what is free is for the copies.
+    if (!ahead_ && ops_.copies_weights(format))
+      ahead_.emplace(source_.mappings(), available_host_bytes() / 2);
     loaded_bytes_ += bytes;
     if (ahead_) ahead_->advance(loaded_bytes_);
   }
@@ -312,7 +311,7 @@ class Loader {
 
   Status place_experts(std::vector<ExpertWeights>& host, FfnWeights& out) {
     if (arithmetic_.w4a4) NIBBLE_RETURN_IF_ERROR(prepare_w4a4(host));
-    for (const ExpertWeights& expert : host) count(bytes_of(expert));
+    for (const ExpertWeights& expert : host) count(expert.gate.format, bytes_of(expert));
     NIBBLE_ASSIGN_OR_RETURN(out.experts, ops_.place_experts(host));
     return {};
   }
