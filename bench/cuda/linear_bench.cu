@@ -44,7 +44,7 @@ int main() {
   uint8_t* weights = nullptr;
   float *x = nullptr, *out = nullptr;
   void* workspace = nullptr;
-  CHECK(cudaMalloc(&workspace, tile_linear_workspace_bytes(kMaxRows, kMaxK)));
+  CHECK(cudaMalloc(&workspace, tile_linear_workspace_bytes(MatrixFormat::kBF16, kMaxRows, kMaxK)));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&weights), kBytes));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&x), kMaxRows * kMaxK * 4));
   CHECK(cudaMalloc(reinterpret_cast<void**>(&out), kMaxRows * kMaxN * 4));

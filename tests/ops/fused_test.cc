@@ -9,29 +9,8 @@ class Fused : public OnEveryBackend {};
 
 // Widths on both sides of what a kernel prepares for itself, with tails.
 constexpr int64_t kWidths[] = {64, 160, 1536, 1056, 4224};
-constexpr int64_t kRows[] = {1, 3, 4, 5, 8, 9, 40, 150}, kMostRows = 150;
+constexpr int64_t kRows[] = {1, 2, 3, 4, 5, 7, 8, 9, 40, 150}, kMostRows = 150;
 constexpr float kEps = 1e-5f;
-
-// By tensor cores a norm's factor comes to the sums at last (linear_tiles.cuh): not the bits of rms_norm and
-// linears, but as near as the roundings of both.
-void expect_near(const RowsBuffer& found, const RowsBuffer& wanted, const RowsBuffer& normed,
-                 const TestMatrix& w, const char* what) {
-  constexpr int64_t kSomeRows = 9;
-  Judge judge(what);
-  std::vector<float> weights(static_cast<size_t>(w.matrix.k));
-  const double roundings = 4.0 * static_cast<double>(w.matrix.k) / 16 + 30;
-  for (int64_t n = 0; n < w.matrix.n; ++n) {
-    dequantize_row(w.matrix, n, weights.data());
-    for (int64_t t = 0; t < kSomeRows; ++t) {
-      double magnitude = std::fabs(wanted.read().row(t)[n]);
-      for (int64_t i = 0; i < w.matrix.k; ++i)
-        magnitude +=
-            std::fabs(static_cast<double>(normed.read().row(t)[i]) * weights[static_cast<size_t>(i)]);
-      judge.check(found.read().row(t)[n], wanted.read().row(t)[n],
-                  (roundings * kEpsilon + 0x1p-16) * magnitude, std::to_string(w.matrix.k));
-    }
-  }
-}
 
 TEST_P(Fused, NormAndProducts) {
   Random random(1);
@@ -60,23 +39,9 @@ TEST_P(Fused, NormAndProducts) {
                                                {second.matrix, nullptr, apart_second.view()}};
       ops_->linears(apart_normed.read(), apart);
       ops_->add(apart_second.read(), apart_sum.view());
-      if (GetParam().tensor_cores() && of_first == of_second) {
-        Judge judge("norm");
-        for (int64_t t = 0; t < kMostRows; ++t) {
-          for (int64_t i = 0; i < k; ++i) {
-            const double wanted = apart_normed.read().row(t)[i];
-            const double roundings = static_cast<double>(k) / 16 + 40;
-            judge.check(wanted_normed.read().row(t)[i], wanted, roundings * kEpsilon * std::fabs(wanted),
-                        "norm");
-          }
-        }
-        expect_near(wanted_first, apart_first, apart_normed, first, "first product");
-        expect_near(wanted_sum, apart_sum, apart_normed, second, "second product");
-      } else {
-        EXPECT_TRUE(same_bits(wanted_normed.read(), apart_normed.read())) << k;
-        EXPECT_TRUE(same_bits(wanted_first.read(), apart_first.read())) << k;
-        EXPECT_TRUE(same_bits(wanted_sum.read(), apart_sum.read())) << k;
-      }
+      EXPECT_TRUE(same_bits(wanted_normed.read(), apart_normed.read())) << k;
+      EXPECT_TRUE(same_bits(wanted_first.read(), apart_first.read())) << k;
+      EXPECT_TRUE(same_bits(wanted_sum.read(), apart_sum.read())) << k;
       for (int64_t rows : kRows) {
         RowsBuffer normed(rows, k, 2), out(rows, 50, 1), sum = residual;
         fused(rows, normed, out, sum);

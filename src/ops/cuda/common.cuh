@@ -46,56 +46,112 @@ __device__ inline float block_max(float value, float* s_warps) {
   return block_combine(warp_max(value), s_warps, blockDim.x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// The first `threads` of a block go through `cols` columns: of each thread kBatch at a time, whose loads are
-// then on their way together. Some are beyond the end.
-inline constexpr int kBatch = 8;
-template <class Visit>
-__device__ inline void for_batches(int64_t cols, int threads, Visit visit) {
-  if (static_cast<int>(threadIdx.x) >= threads) return;
-  for (int64_t first = threadIdx.x; first < cols; first += int64_t{kBatch} * threads) {
-    int64_t columns[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) columns[j] = first + int64_t{j} * threads;
-    visit(columns);
-  }
+// How many threads norm a row best: four columns each, or eight of a wide one.
+__host__ __device__ inline int norm_threads(int64_t cols) {
+  const int64_t threads = (cols + 127) / 128 * 32;
+  return static_cast<int>(threads < 1024 ? threads : 1024);
 }
 
-// How many threads norm a row: so many at least that they add up at most 16 terms each of rows up to 8192.
-inline constexpr int kWideNormThreads = 512;
-__host__ __device__ inline int norm_threads(int64_t cols) {
-  return cols <= 256 ? 32 : cols <= 1024 ? 128 : kWideNormThreads;
+// The order in which the squares of a row are added, whichever kernel does it. Four neighbouring columns one
+// after the other (square_of); those of 16 columns as (0 + 1) + (2 + 3); the same of four of these, which is
+// a piece of 64 columns; pieces 4 i + j one after the other are chain j; chains as (0 + 1) + (2 + 3).
+inline constexpr int kNormPiece = 64;
+__device__ inline float square_of(const float4& x) {
+  return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, x.x * x.x)));
 }
-// rms_norm of a row, by a block of norm_threads(cols) or more: put(column, value). The sum's order is the
-// same whichever kernel does it.
+// A piece of 16 neighbouring lanes with four columns each, in each of them.
+__device__ inline float piece_of_lanes(float sum) {
+#pragma unroll
+  for (int distance = 1; distance < kNormPiece / 4; distance *= 2)
+    sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  return sum;
+}
+// Of `count` pieces, to chain threadIdx.x % 4.
+__device__ inline float add_pieces(float chain, const float* pieces, int count) {
+  for (int i = static_cast<int>(threadIdx.x) % 4; i < count; i += 4) chain += pieces[i];
+  return chain;
+}
+// By whole warps; a sum of squares in every lane, of the chains that it and its neighbours have.
+__device__ inline float add_chains(float chain) {
+  chain += __shfl_xor_sync(kAllLanes, chain, 1);
+  return chain + __shfl_xor_sync(kAllLanes, chain, 2);
+}
+__device__ inline float norm_factor(float squares, int64_t cols, float eps) {
+  return 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
+}
+
+// Columns c .. c + 3 of a row, zero beyond its end. vectors: the row is aligned to 16 bytes, and cols a
+// multiple of 4.
+__device__ inline float4 load_four(const float* row, int64_t c, int64_t cols, bool vectors) {
+  if (vectors && c < cols) return *reinterpret_cast<const float4*>(row + c);
+  float4 x = {0, 0, 0, 0};
+  if (c < cols) x.x = row[c];
+  if (c + 1 < cols) x.y = row[c + 1];
+  if (c + 2 < cols) x.z = row[c + 2];
+  if (c + 3 < cols) x.w = row[c + 3];
+  return x;
+}
+__device__ inline void store_four(float* row, int64_t c, int64_t cols, const float4& x) {
+  const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (c + i < cols) row[c + i] = values[i];
+  }
+}
+__device__ inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+__device__ inline float4 times(const float4& a, const float4& b) {
+  return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
+}
+__device__ inline float4 times(const float4& a, float b) { return times(a, float4{b, b, b, b}); }
+
+// rms_norm of a row, by a block, whatever its size: put(column, four values), of which those beyond the end
+// are zero. A value is (x * weight) * factor. s_pieces: kNormPieces, which the block's threads may still read
+// from the call before.
+inline constexpr int kNormPieces = 512;
 template <class Put>
 __device__ inline void rms_norm_row(const float* row, const float* weight, int64_t cols, float eps,
-                                    float* s_warps, Put put) {
-  const int threads = norm_threads(cols);
-  float sum = 0, first_x[kBatch] = {}, first_weight[kBatch] = {};  // a thread's first batch, which may be all
-  auto load = [&](const float* from, const auto& columns, float(&to)[kBatch]) {
+                                    float* s_pieces, Put put) {
+  constexpr int kFours = 2;  // of a thread at a time; the first ones, which may be all, are kept
+  const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+  const bool vectors = cols % 4 == 0 && is_aligned(row) && is_aligned(weight);
+  const int64_t fours = (cols + kNormPiece - 1) / kNormPiece * (kNormPiece / 4);
+  auto column = [&](int64_t first, int j) { return (first + j * threads + thread) * 4; };
+  float4 first_weighted[kFours];
+  float chain = 0;
+  constexpr int64_t kFoursOfPass = int64_t{kNormPieces} * kNormPiece / 4;
+  for (int64_t pass = 0; pass < fours; pass += kFoursOfPass) {
+    const int64_t end = min(fours, pass + kFoursOfPass);
+    __syncthreads();
+    for (int64_t first = pass; first < end; first += kFours * threads) {
+      float4 x[kFours], w[kFours];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) to[j] = columns[j] < cols ? from[columns[j]] : 0.0f;
-  };
-  for_batches(cols, threads, [&](const auto& columns) {
-    float x[kBatch];
-    load(row, columns, x);
-    if (columns[0] < threads) {
-      load(weight, columns, first_weight);
+      for (int j = 0; j < kFours; ++j) x[j] = load_four(row, column(first, j), cols, vectors);
+      if (first == 0) {
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) first_x[j] = x[j];
+        for (int j = 0; j < kFours; ++j) w[j] = load_four(weight, column(first, j), cols, vectors);
+#pragma unroll
+        for (int j = 0; j < kFours; ++j) first_weighted[j] = times(x[j], w[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kFours; ++j) {
+        const float sum = piece_of_lanes(square_of(x[j]));
+        const int64_t four = first + j * threads + thread;
+        if (four % (kNormPiece / 4) == 0 && four < end) s_pieces[(four - pass) / (kNormPiece / 4)] = sum;
+      }
     }
+    __syncthreads();
+    chain = add_pieces(chain, s_pieces, static_cast<int>((end - pass) / (kNormPiece / 4)));
+  }
+  const float factor = norm_factor(add_chains(chain), cols, eps);
+  for (int64_t first = 0; first < fours; first += kFours * threads) {
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) sum = fmaf(x[j], x[j], sum);
-  });
-  sum = block_sum(sum, s_warps, static_cast<unsigned>(threads));
-  const float factor = 1.0f / sqrtf(sum / static_cast<float>(cols) + eps);
-  for_batches(cols, threads, [&](const auto& columns) {
-    if (columns[0] >= threads) load(row, columns, first_x), load(weight, columns, first_weight);
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      if (columns[j] < cols) put(columns[j], first_x[j] * factor * first_weight[j]);
+    for (int j = 0; j < kFours; ++j) {
+      const int64_t c = column(first, j);
+      if (first > 0)
+        first_weighted[j] = times(load_four(row, c, cols, vectors), load_four(weight, c, cols, vectors));
+      if (c < cols) put(c, times(first_weighted[j], factor));
     }
-  });
+  }
 }
 
 // Through float64, so that the result is the rounded one: the host's float functions are within a unit of it.

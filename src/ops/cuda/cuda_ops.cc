@@ -442,7 +442,8 @@ class CudaOps final : public Ops {
                    std::span<const Product> products) {
     launch.rows = x.rows;
     launch.k = x.cols;
-    launch.workspace = scratch<char>(cuda::tile_linear_workspace_bytes(x.rows, x.cols), "linear: rows");
+    launch.workspace =
+        scratch<char>(cuda::tile_linear_workspace_bytes(format, x.rows, x.cols), "linear: rows");
     auto run = [&] {
       cuda::check(cuda::tile_linear(format, launch, stream()), "linear");
       launch.count = 0;

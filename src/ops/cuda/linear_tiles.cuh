@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/common.cuh"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
 #include "ops/cuda/tile_decode.cuh"
@@ -123,6 +124,10 @@ __device__ inline RowPiece load_piece(const float* row, int column, int k, bool 
     }
   }
   return piece;
+}
+__device__ inline RowPiece times(const RowPiece& piece, float factor) {
+  return {{times(piece.x[0], factor), times(piece.x[1], factor), times(piece.x[2], factor),
+           times(piece.x[3], factor)}};
 }
 // As eight pairs of each part.
 __device__ inline void split_piece(const RowPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {

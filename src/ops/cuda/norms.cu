@@ -10,10 +10,11 @@ namespace {
 
 __global__ void rms_norm_kernel(Rows<const float> x, const float* weight, float eps, Rows<float> out) {
   after_kernel_before();
-  __shared__ float s_warps[kWarp];
+  __shared__ float s_pieces[kNormPieces];
   const float* row = x.data + int64_t{blockIdx.x} * x.stride;
   float* out_row = out.data + int64_t{blockIdx.x} * out.stride;
-  rms_norm_row(row, weight, x.cols, eps, s_warps, [&](int64_t c, float value) { out_row[c] = value; });
+  rms_norm_row(row, weight, x.cols, eps, s_pieces,
+               [&](int64_t c, const float4& values) { store_four(out_row, c, x.cols, values); });
 }
 
 __global__ void layer_norm_kernel(Rows<const float> x, const float* weight, const float* bias, float eps,

@@ -6,21 +6,26 @@
 
 namespace nibble::cuda {
 
-// What a lane needs of a head's first columns, asked for together: all of it up to kAhead * kWarp columns.
+// What a lane needs of a head's first 128 columns, four beside each other, and of its rotation, asked for
+// together.
 struct HeadAhead {
-  static constexpr int kAhead = 4;
-  float x[kAhead] = {}, weight[kAhead] = {}, turn[kAhead] = {};  // the latter: cosine and sine in turn
+  static constexpr int kTurns = 2;  // of a lane
+  float4 x = {}, weight = {};
+  float cosine[kTurns] = {}, sine[kTurns] = {};
+  bool vectors = false;
 
   HeadAhead() = default;
   __device__ HeadAhead(const PrepareAttendArgs& p, int64_t t, const float* from, const float* norm) {
-    const auto dim = static_cast<int>(p.kv.head_dim), half = static_cast<int>(p.rope_table.cols) / 2;
+    const int64_t dim = p.kv.head_dim;
+    const int lane = static_cast<int>(threadIdx.x % kWarp), half = static_cast<int>(p.rope_table.cols) / 2;
     const float* table = p.rope_table.data + t * p.rope_table.stride;
+    vectors = dim % 4 == 0 && is_aligned(from) && is_aligned(norm);
+    x = load_four(from, lane * 4, dim, vectors);
+    if (norm != nullptr) weight = load_four(norm, lane * 4, dim, vectors);
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int lane = static_cast<int>(threadIdx.x % kWarp), c = lane + j * kWarp, i = lane + j / 2 * kWarp;
-      if (c < dim) x[j] = from[c];
-      if (norm != nullptr && c < dim) weight[j] = norm[c];
-      if (i < half) turn[j] = table[j % 2 * half + i];
+    for (int j = 0; j < kTurns; ++j) {
+      const int i = lane + j * kWarp;
+      if (i < half) cosine[j] = table[i], sine[j] = table[half + i];
     }
   }
 };
@@ -28,30 +33,30 @@ struct HeadAhead {
 // s_x [K] = the normed (norm null: not) and rotated head `from` [K] of row t, by a warp.
 __device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const float* from,
                                     const float* norm, const HeadAhead& ahead, float* s_x) {
-  constexpr int kAhead = HeadAhead::kAhead;
   const auto dim = static_cast<int>(p.kv.head_dim);
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  float square = 0;
-#pragma unroll
-  for (int j = 0; j < kAhead; ++j) {
-    const int c = lane + j * kWarp;
-    if (c < dim) s_x[c] = ahead.x[j];
-    square = fmaf(ahead.x[j], ahead.x[j], square);
-  }
-#pragma unroll 4
-  for (int c = lane + kAhead * kWarp; c < dim; c += kWarp) {
-    const float value = from[c];
-    s_x[c] = value;
-    square = fmaf(value, value, square);
+  // In the order of rms_norm_row: each half of the warp has a piece of every 128 columns, which are of its
+  // first and of its second chain in turn.
+  constexpr int kColumns = 4 * kWarp;
+  float chains[2] = {};
+  float4 weighted = ahead.x;
+  for (int first = 0, turn = 0; first < dim; first += kColumns, turn ^= 1) {
+    const int c = first + lane * 4;
+    float4 x = first == 0 ? ahead.x : load_four(from, c, dim, ahead.vectors);
+    chains[turn] += piece_of_lanes(square_of(x));
+    if (norm != nullptr) x = times(x, first == 0 ? ahead.weight : load_four(norm, c, dim, ahead.vectors));
+    if (first == 0) weighted = x;
+    if (first > 0 || norm == nullptr) store_four(s_x, c, dim, x);
   }
   if (norm != nullptr) {
-    const float factor = 1.0f / sqrtf(warp_sum(square) / static_cast<float>(dim) + p.eps);
+    float squares = 0;
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int c = lane + j * kWarp;
-      if (c < dim) s_x[c] = ahead.x[j] * factor * ahead.weight[j];
+    for (float chain : chains) squares += chain + __shfl_xor_sync(kAllLanes, chain, kWarp / 2);
+    const float factor = norm_factor(squares, dim, p.eps);
+    store_four(s_x, lane * 4, dim, times(weighted, factor));
+    for (int c = kColumns + lane * 4; c < dim; c += kColumns) {
+      for (int i = c; i < min(c + 4, dim); ++i) s_x[i] *= factor;
     }
-    for (int c = lane + kAhead * kWarp; c < dim; c += kWarp) s_x[c] = s_x[c] * factor * norm[c];
   }
   __syncwarp();
   const int half = static_cast<int>(p.rope_table.cols) / 2;
@@ -65,11 +70,11 @@ __device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const
     first[partner] = b * cosine + a * sine;
   };
 #pragma unroll
-  for (int j = 0; j < kAhead; j += 2) {
-    const int i = lane + j / 2 * kWarp;
-    if (i < half) turn(i, ahead.turn[j], ahead.turn[j + 1]);
+  for (int j = 0; j < HeadAhead::kTurns; ++j) {
+    const int i = lane + j * kWarp;
+    if (i < half) turn(i, ahead.cosine[j], ahead.sine[j]);
   }
-  for (int i = lane + kAhead / 2 * kWarp; i < half; i += kWarp) turn(i, table[i], table[half + i]);
+  for (int i = lane + HeadAhead::kTurns * kWarp; i < half; i += kWarp) turn(i, table[i], table[half + i]);
   __syncwarp();
 }
 

@@ -91,29 +91,32 @@ template <Kind kKind, int kTokens>
 __global__ void norm_and_split_rows(const __grid_constant__ TileLinear p, int units) {
   using T = Tiles<kKind>;
   after_kernel_before();
-  __shared__ float s_warps[kWarp];
+  __shared__ float s_pieces[kNormPieces];
   const int row = blockIdx.x, columns = units * 64;
-  auto put = [&](int64_t column, float value) {
+  // Four columns are a step of lane q: two pairs of each part.
+  auto put = [&](int64_t column, const float4& x) {
     const auto c = static_cast<int>(column);
     const int unit = c / T::kColumns * T::kParts + c / 16 % T::kParts, q = c % T::kColumns / (16 * T::kParts);
-    __nv_bfloat16* at =
-        static_cast<__nv_bfloat16*>(p.workspace) +
-        (((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + c / 2 % 8) * kTokens + row % kTokens) *
-            8 +
-        q * 2 + c % 2;
-    split(value, at[0], at[8 * kTokens * 8]);
+    uint32_t* const at =
+        static_cast<uint32_t*>(p.workspace) +
+        (((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + c % 16 / 4 * 2) * kTokens +
+         row % kTokens) *
+            4 +
+        q;
+    split(x.x, x.y, at[0], at[8 * kTokens * 4]);
+    split(x.z, x.w, at[kTokens * 4], at[9 * kTokens * 4]);
   };
   const bool is_row = row < p.rows;
   if (is_row) {
     float* normed = p.normed + row * p.normed_stride;
-    rms_norm_row(p.x + row * p.x_stride, p.norm, p.k, p.eps, s_warps, [&](int64_t column, float value) {
-      normed[column] = value;
-      put(column, value);
+    rms_norm_row(p.x + row * p.x_stride, p.norm, p.k, p.eps, s_pieces, [&](int64_t column, const float4& x) {
+      store_four(normed, column, p.k, x);
+      put(column, x);
     });
   }
-  for (int c = (is_row ? static_cast<int>(p.k) : 0) + static_cast<int>(threadIdx.x); c < columns;
-       c += static_cast<int>(blockDim.x))
-    put(c, 0.0f);
+  const int first = is_row ? (static_cast<int>(p.k) + 3) / 4 * 4 : 0;
+  for (int c = first + static_cast<int>(threadIdx.x) * 4; c < columns; c += static_cast<int>(blockDim.x) * 4)
+    put(c, {0, 0, 0, 0});
 }
 
 template <Kind kKind, int kTokens, int kSplit>

@@ -5,7 +5,8 @@
 
 namespace nibble::cuda {
 
-inline constexpr int64_t kFewRows = 4;  // up to here tile_linear_few is faster
+// Up to here tile_linear_few is faster.
+constexpr int64_t few_rows(MatrixFormat format) { return format == MatrixFormat::kBF16 ? 8 : 4; }
 
 // mma.sync, any device; without a workspace.
 cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStream_t stream);

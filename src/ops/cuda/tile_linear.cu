@@ -31,31 +31,66 @@ __global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to
   }
 }
 
-// The rings, their barriers and the sums; rows that are prepared come behind them.
+// The rings, their barriers, the factors of norms, the sums; rows that are prepared come behind them.
+constexpr int kBarrierBytes = kWarps * kStages * 8, kFactorBytes = 128;
 template <Kind kKind, int kTiles>
-constexpr int kSharedBytes = kWarps* kStages* Tiles<kKind>::kBytes + 256 + kWarps* kTiles * 8 * 32 * 4;
+constexpr int kSharedBytes =
+    kWarps* kStages* Tiles<kKind>::kBytes + kBarrierBytes + kFactorBytes + kWarps* kTiles * 8 * 32 * 4;
+static_assert(kFactorBytes >= few_rows(MatrixFormat::kBF16) * sizeof(float));
 int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * ((k + 127) / 128 * 128) * 4; }
 
-// Rows of x on their way, by all of a multiprocessor's threads: [rows, K'], zero beyond k.
-static_assert(kWideNormThreads == kWarps * 32);
-__device__ void prepare_rows(const TileLinear& p, float* to, float* s_warps) {
+// Activated rows on their way, by all of a multiprocessor's threads: [rows, K'], zero beyond k.
+__device__ void activate_rows(const TileLinear& p, float* to) {
   const int k = static_cast<int>(p.k), columns = (k + 127) / 128 * 128;
   for (int r = 0; r < p.rows; ++r, to += columns) {
-    const float* x = p.x + r * p.x_stride;
-    if (p.prepare == Prepare::kNorm) {
-      float* normed = blockIdx.x == 0 ? p.normed + r * p.normed_stride : nullptr;
-      rms_norm_row(x, p.norm, k, p.eps, s_warps, [&](int64_t c, float value) {
-        to[c] = value;
-        if (normed != nullptr) normed[c] = value;
-      });
-    } else {
-      const float* up = p.up + r * p.up_stride;
-      for (int c = static_cast<int>(threadIdx.x); c < k; c += kWarps * 32)
-        to[c] = activated(p.activation, x[c], up[c]);
-    }
-    for (int c = k + static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32) to[c] = 0;
+    const float *x = p.x + r * p.x_stride, *up = p.up + r * p.up_stride;
+    for (int c = static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32)
+      to[c] = c < k ? activated(p.activation, x[c], up[c]) : 0.0f;
   }
   __syncthreads();
+}
+
+// Rows times the norm's weight, likewise; factors [rows] are what they are yet to be multiplied by. The
+// normed rows, which others need, too: a share of them by each block. pieces: [rows][pieces of a row].
+__device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* factors) {
+  const int k = static_cast<int>(p.k), rows = static_cast<int>(p.rows),
+            thread = static_cast<int>(threadIdx.x);
+  const int fours = (k + 127) / 128 * 32, all = rows * fours, pieces_of_row = fours / 16;
+  const bool vectors = k % 4 == 0 && p.x_stride % 4 == 0 && is_aligned(p.x) && is_aligned(p.norm);
+  float4* const to_fours = reinterpret_cast<float4*>(to);
+  constexpr int kFours = 4, kStep = kWarps * 32;  // of a thread at a time
+  for (int first = thread; first - thread < all; first += kFours * kStep) {
+    float4 x[kFours], weight[kFours];
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) {
+      const int i = first + j * kStep, row = i / fours, c = i % fours * 4;
+      x[j] = weight[j] = {0, 0, 0, 0};
+      if (i < all) {
+        x[j] = load_four(p.x + row * p.x_stride, c, k, vectors);
+        weight[j] = load_four(p.norm, c, k, vectors);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kFours; ++j) {
+      const int i = first + j * kStep;
+      const float piece = piece_of_lanes(square_of(x[j]));
+      if (i >= all) continue;
+      to_fours[i] = times(x[j], weight[j]);
+      if (i % 16 == 0) pieces[i / 16] = piece;
+    }
+  }
+  __syncthreads();
+  for (int row = thread / 32; row < rows; row += kWarps) {
+    const float squares = add_chains(add_pieces(0, pieces + row * pieces_of_row, pieces_of_row));
+    if (thread % 32 == 0) factors[row] = norm_factor(squares, k, p.eps);
+  }
+  __syncthreads();
+  const int share = (all + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int end = min(all, (static_cast<int>(blockIdx.x) + 1) * share);
+  for (int i = static_cast<int>(blockIdx.x) * share + thread; i < end; i += kStep) {
+    const int row = i / fours;
+    store_four(p.normed + row * p.normed_stride, i % fours * 4, k, times(to_fours[i], factors[row]));
+  }
 }
 
 // A warp owns a range of K and a ring of its chunks; a task is 32 weight rows of one matrix and kTiles * 8
@@ -68,10 +103,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, q = lane % 4;
   uint8_t* const stages = shared + warp * kStages * T::kBytes;
-  uint64_t* const barriers =
-      reinterpret_cast<uint64_t*>(shared + kWarps * kStages * T::kBytes) + warp * kStages;
+  uint8_t* const behind = shared + kWarps * kStages * T::kBytes;
+  uint64_t* const barriers = reinterpret_cast<uint64_t*>(behind) + warp * kStages;
+  float* const factors = reinterpret_cast<float*>(behind + kBarrierBytes);
   // [range][token tile][weight tile][half][token % 2][lane]
-  float* const sums_shared = reinterpret_cast<float*>(shared + kWarps * kStages * T::kBytes + 256);
+  float* const sums_shared = reinterpret_cast<float*>(behind + kBarrierBytes + kFactorBytes);
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(barriers + i);
     barrier_init_fence();
@@ -112,10 +148,16 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   const float* x = p.x;
   int64_t x_stride = p.x_stride;
   bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  float factor = 1;  // of this lane's row, where it is normed
   if constexpr (kTiles == 1) {
     if (p.prepare != Prepare::kNothing) {
       auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
-      prepare_rows(p, prepared, sums_shared);
+      if (p.prepare == Prepare::kNorm) {
+        norm_rows(p, prepared, sums_shared, factors);
+        if (g < p.rows) factor = factors[g];
+      } else {
+        activate_rows(p, prepared);
+      }
       x = prepared;
       x_stride = (p.k + 127) / 128 * 128;
       vectors = true;
@@ -145,7 +187,10 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       for (int part = 0; part < T::kParts; ++part) {
         uint32_t high[kTiles][8], low[kTiles][8];
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) split_piece(next[n], high[n], low[n]);
+        for (int n = 0; n < kTiles; ++n) {
+          if (kTiles == 1 && p.prepare == Prepare::kNorm) next[n] = times(next[n], factor);
+          split_piece(next[n], high[n], low[n]);
+        }
         if (part + 1 < T::kParts) {
           load(c, part + 1);
         } else if (c + 1 < chunks) {
@@ -250,10 +295,10 @@ cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
 }
 
 // Whether so many rows are done by tile_gemm.
-static bool is_gemm([[maybe_unused]] int64_t rows) {
+static bool is_gemm([[maybe_unused]] MatrixFormat format, [[maybe_unused]] int64_t rows) {
 #ifdef NIBBLE_SM90A
   int device = 0, major = 0;
-  return rows > kFewRows && cudaGetDevice(&device) == cudaSuccess &&
+  return rows > few_rows(format) && cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
          major == 9;
 #else
@@ -262,15 +307,15 @@ static bool is_gemm([[maybe_unused]] int64_t rows) {
 }
 
 bool can_prepare(MatrixFormat format, int64_t rows, int64_t k) {
-  if (is_gemm(rows)) return true;
-  if (rows > kFewRows) return false;
+  if (is_gemm(format, rows)) return true;
+  if (rows > few_rows(format)) return false;
   const int shared =
       with_kind(format, kMaxSharedBytes, []<Kind kKind>() -> int { return kSharedBytes<kKind, 1>; });
   return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;
 }
 
-int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k) {
-  return rows <= kFewRows ? 0 : tile_gemm_workspace_bytes(rows, k);
+int64_t tile_linear_workspace_bytes(MatrixFormat format, int64_t rows, int64_t k) {
+  return rows <= few_rows(format) ? 0 : tile_gemm_workspace_bytes(rows, k);
 }
 
 cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
@@ -281,7 +326,7 @@ cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStr
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
   if (args.rows == 0 || args.count == 0) return cudaSuccess;
 #ifdef NIBBLE_SM90A
-  if (is_gemm(args.rows)) return tile_gemm(format, args, stream);
+  if (is_gemm(format, args.rows)) return tile_gemm(format, args, stream);
 #endif
   return tile_linear_few(format, args, stream);
 }

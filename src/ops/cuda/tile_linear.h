@@ -45,7 +45,7 @@ struct TileLinear {
   const float* x = nullptr;  // [rows, k]
   int64_t x_stride = 0;
   int64_t rows = 0, k = 0;
-  void* workspace = nullptr;  // tile_linear_workspace_bytes(rows, k)
+  void* workspace = nullptr;  // tile_linear_workspace_bytes()
   // What x goes through on its way; REQUIRES can_prepare().
   Prepare prepare = Prepare::kNothing;
   // kNorm: rms_norm, which is also written to `normed`.
@@ -62,7 +62,7 @@ struct TileLinear {
 // own on their way anyway.
 bool can_prepare(MatrixFormat format, int64_t rows, int64_t k);
 // For few rows none: then every warp splits what it reads of x in two; for more a kernel does it once.
-int64_t tile_linear_workspace_bytes(int64_t rows, int64_t k);
+int64_t tile_linear_workspace_bytes(MatrixFormat format, int64_t rows, int64_t k);
 cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
 
 }  // namespace nibble::cuda
