@@ -6,6 +6,7 @@
 
 #include "base/numbers.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/stacked_names.h"
 
 namespace nibble {
 namespace {
@@ -41,12 +42,14 @@ Result<std::byte*> Checkpoint::own(int64_t bytes, const std::string& name, Matri
 }
 
 int64_t Checkpoint::own_bytes() const {
+  const std::string layer = "experts.";
+  const StackedNames gate_up(layer + kStackedGateUp), down(layer + kStackedDown);
+  // What stacked() splits or transposes: not down in MXFP4.
+  const std::array copied = {gate_up.blocks, gate_up.scales, gate_up.plain, down.plain};
   int64_t total = 0;
   for (const TensorInfo* tensor : tensors()) {
-    for (const std::string_view end : {"experts.gate_up_proj_blocks", "experts.gate_up_proj_scales",
-                                       "experts.gate_up_proj", "experts.down_proj"}) {
-      if (tensor->name.ends_with(end)) total = checked_add(total, tensor->bytes).value_or(INT64_MAX);
-    }
+    if (std::ranges::any_of(copied, [&](const std::string& name) { return tensor->name.ends_with(name); }))
+      total = checked_add(total, tensor->bytes).value_or(INT64_MAX);
   }
   return total;
 }
@@ -70,7 +73,8 @@ Result<const std::byte*> Checkpoint::split_rows(const TensorView& view, int64_t 
 
 Result<std::vector<Matrix>> Checkpoint::stacked(const std::string& name, int64_t experts, int64_t n,
                                                 int64_t k, RowSplit split) {
-  const std::string blocks = name + "_blocks", scales = name + "_scales";
+  const StackedNames names(name);
+  const std::string &blocks = names.blocks, &scales = names.scales;
   if (!has(blocks) && !has(name)) return missing(blocks, "is missing");
   if (has(blocks) && has(name))
     return tensor_error(blocks, "there is " + quoted_name(name) + " too; which one counts?");
@@ -132,7 +136,7 @@ Result<std::vector<float>> Checkpoint::stacked_bias(const std::string& name, int
                                                     RowSplit split) {
   const RowStep rows = rows_of(split);
   const std::array<int64_t, 2> shape = {experts, checked_mul(n, rows.step).value_or(-1)};
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, floats(name + "_bias", shape));
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, floats(StackedNames(name).bias, shape));
   const size_t count = biases.size() / static_cast<size_t>(rows.step);
   for (size_t i = 0; i < count; ++i)
     biases[i] = biases[i * static_cast<size_t>(rows.step) + static_cast<size_t>(rows.first)];

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/numbers.h"
+#include "checkpoint/stacked_names.h"
 #include "quant/mxfp4.h"
 #include "quant/nvfp4.h"
 #include "quant/q4.h"
@@ -69,8 +70,9 @@ TensorInfo output(std::string name, DType dtype, std::vector<int64_t> shape) {
 std::vector<TensorInfo> outputs_of(const QuantizeItem& item, QuantizeType type) {
   const int64_t n = item.n, k = item.k, groups = k / quantize_group(type);
   if (item.kind == QuantizeItem::Kind::kStacked) {
-    return {output(item.source->name + "_blocks", DType::kU8, {item.slices, n, groups, mxfp4::kGroup / 2}),
-            output(item.source->name + "_scales", DType::kU8, {item.slices, n, groups})};
+    const StackedNames names(item.source->name);
+    return {output(names.blocks, DType::kU8, {item.slices, n, groups, mxfp4::kGroup / 2}),
+            output(names.scales, DType::kU8, {item.slices, n, groups})};
   }
   const std::string& weight = item.source->name;  // ends in ".weight"
   switch (type) {

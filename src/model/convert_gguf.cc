@@ -13,6 +13,7 @@
 #include "base/output_file.h"
 #include "checkpoint/quantize_config.h"
 #include "checkpoint/quantize_plan.h"
+#include "checkpoint/stacked_names.h"
 #include "model/convert_gguf_rows.h"
 #include "model/gguf_config.h"
 #include "model/gguf_weights.h"
@@ -66,7 +67,7 @@ class Recorder : public WeightSource {
   Result<std::vector<float>> stacked_bias(const std::string& name, int64_t experts, int64_t n,
                                           RowSplit split) override {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, from_.stacked_bias(name, experts, n, split));
-    Piece& piece = piece_of(name + "_bias", {experts, 0});
+    Piece& piece = piece_of(StackedNames(name).bias, {experts, 0});
     // Gate comes first; up goes between its values.
     std::vector<float> both;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -269,9 +270,10 @@ class Converter {
     }
     std::vector<TensorInfo> outputs;
     if (is_mxfp4) {
+      const StackedNames names(piece.name);
       const int64_t groups = k / mxfp4::kGroup;
-      outputs = {tensor_info(piece.name + "_blocks", DType::kU8, {experts, n * halves, groups, 16}),
-                 tensor_info(piece.name + "_scales", DType::kU8, {experts, n * halves, groups})};
+      outputs = {tensor_info(names.blocks, DType::kU8, {experts, n * halves, groups, 16}),
+                 tensor_info(names.scales, DType::kU8, {experts, n * halves, groups})};
       mxfp4_ += experts * halves;
       summary_.kept += experts * halves;
     } else {

@@ -7,6 +7,7 @@
 
 #include "base/numbers.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/stacked_names.h"
 
 namespace nibble {
 namespace {
@@ -63,7 +64,7 @@ std::string_view projection(const TensorNames& names, std::string_view name) {
 
 // The half of gpt-oss's parameter that is a tensor of its own here.
 std::string_view stacked_projection(std::string_view name, RowSplit split) {
-  if (name.ends_with("down_proj")) return "down";
+  if (name.ends_with(kStackedDown)) return "down";
   return split == RowSplit::kEven ? "gate" : "up";
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/numbers.h"
 #include "base/read_ahead.h"
+#include "checkpoint/stacked_names.h"
 
 namespace nibble {
 namespace {
@@ -286,8 +287,8 @@ class Loader {
 
   // gpt-oss: gate in the even rows of gate_up, up in the odd ones.
   Status load_stacked_experts(const MoeSpec& spec, FfnWeights& out) {
-    const std::string gate_up = prefix_ + spec_.names.experts + "gate_up_proj",
-                      down = prefix_ + spec_.names.experts + "down_proj";
+    const std::string gate_up = prefix_ + spec_.names.experts + kStackedGateUp,
+                      down = prefix_ + spec_.names.experts + kStackedDown;
     std::vector<ExpertWeights> experts(static_cast<size_t>(spec.experts));
     auto load = [&](const std::string& name, int64_t n, int64_t k, RowSplit split,
                     Matrix ExpertWeights::*matrix_of, const float* ExpertWeights::*bias_of) -> Status {
@@ -296,7 +297,7 @@ class Loader {
       if (!spec.biases) return {};
       NIBBLE_ASSIGN_OR_RETURN(std::vector<float> biases, source_.stacked_bias(name, spec.experts, n, split));
       const float* placed = nullptr;
-      NIBBLE_RETURN_IF_ERROR(place(biases, name + "_bias", placed));
+      NIBBLE_RETURN_IF_ERROR(place(biases, StackedNames(name).bias, placed));
       for (size_t e = 0; e < matrices.size(); ++e) experts[e].*bias_of = placed + static_cast<int64_t>(e) * n;
       return {};
     };

@@ -15,8 +15,10 @@ class Demo : public testing::TestWithParam<std::string> {
  protected:
   static bool int8() { return GetParam() == "cpu_int8"; }
   static TestModel load(int64_t rows) {
-    return load_test_model(demo_directory(), int8() ? "cpu" : GetParam(), options_for(rows),
-                           {.cpu_activations = int8() ? "int8" : "exact"});
+    TestModel model = load_test_model(demo_directory(), int8() ? "cpu" : GetParam(), options_for(rows),
+                                      {.cpu_activations = int8() ? "int8" : "exact"});
+    EXPECT_EQ(model.ops->rounds_activations(), int8());
+    return model;
   }
 
   GoldenFile golden_{source_directory() + "/tests/golden/demo/golden.safetensors"};

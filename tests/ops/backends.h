@@ -272,4 +272,25 @@ inline int64_t columns_for(MatrixFormat format, int64_t k) {
   return round_up(k, matrix_format_info(format).group);
 }
 
+// The law that a row's product with a matrix [37, k] is the same alone and in chunks of any size.
+inline void expect_rows_alone(OnHostData& ops, Random& random, MatrixFormat format, int64_t k) {
+  constexpr int64_t kRows = 130;
+  const TestMatrix w(random, format, 37, k, 0.5f);
+  const RowsBuffer all = RowsBuffer::random(random, kRows, k);
+  // The last chunk may be shorter.
+  auto in_chunks = [&](int64_t rows) {
+    RowsBuffer out(kRows, w.matrix.n);
+    for (int64_t t = 0; t < kRows; t += rows) {
+      const int64_t count = std::min(rows, kRows - t);
+      ops.linear(all.read().slice(t, count), w.matrix, out.view().slice(t, count));
+    }
+    return out;
+  };
+  const RowsBuffer alone = in_chunks(1);
+  for (int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33, 128, 129, 130}) {
+    EXPECT_TRUE(same_bits(in_chunks(rows).read(), alone.read()))
+        << matrix_format_name(format) << ", K " << k << ", rows " << rows;
+  }
+}
+
 }  // namespace nibble::testing

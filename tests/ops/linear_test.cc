@@ -257,23 +257,7 @@ TEST_P(Linear, AllHalfCodesAreExact) {
 TEST_P(Linear, ARowAloneIsTheRowAmongOthers) {
   Random random(4);
   for (MatrixFormat format : kFormats) {
-    for (int64_t k : {columns_for(format, 2064), columns_for(format, 1041)}) {
-      TestMatrix w(random, format, 37, k, 0.5f);
-      RowsBuffer all = RowsBuffer::random(random, 130, k);
-      RowsBuffer alone(130, w.matrix.n);
-      for (int64_t t = 0; t < 130; ++t)
-        ops_->linear(all.read().slice(t, 1), w.matrix, alone.view().slice(t, 1));
-      for (int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33, 128, 129, 130}) {
-        RowsBuffer out(130, w.matrix.n);
-        // In chunks of `rows`, the last one shorter.
-        for (int64_t t = 0; t < 130; t += rows) {
-          int64_t count = std::min<int64_t>(rows, 130 - t);
-          ops_->linear(all.read().slice(t, count), w.matrix, out.view().slice(t, count));
-        }
-        EXPECT_TRUE(same_bits(out.view(), alone.view()))
-            << matrix_format_name(format) << ", K " << k << ", rows " << rows;
-      }
-    }
+    for (int64_t k : {2064, 1041}) expect_rows_alone(*ops_, random, format, columns_for(format, k));
   }
 }
 

@@ -1,5 +1,6 @@
-// Primitives in plain C++ with GCC's vector extension, for any machine; and what each primitive means. The
-// 16 lanes are four vectors of 4, which SSE2 and NEON have. Included into an anonymous namespace.
+// Primitives in plain C++ with GCC's vector extension, for any machine; and what each primitive means (of two
+// of them in vec_four.inc.h). The 16 lanes are four vectors of 4, which SSE2 and NEON have. Included into an
+// anonymous namespace.
 #pragma once
 
 typedef float Float4 __attribute__((vector_size(16)));
@@ -32,15 +33,7 @@ constexpr int kElementTileRows = 2;
 constexpr int kElementRows = 16;     // up to so many activation rows go its way
 constexpr int kAttendTileHeads = 1;  // of a tile of 4 positions x heads of attend
 
-// A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
-// in registers only if it sees constant indices before it takes structs apart.
-// NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
-#define NIBBLE_EACH_PART(T, expression)                                          \
-  auto part_ = [&](int i) __attribute__((always_inline)) { return expression; }; \
-  return T {                                                                     \
-    { part_(0), part_(1), part_(2), part_(3) }                                   \
-  }
-// NOLINTEND(bugprone-macro-parentheses)
+#include "ops/cpu/vec_four.inc.h"
 
 NIBBLE_INLINE Float4 splat4(float x) { return Float4{x, x, x, x}; }
 NIBBLE_INLINE Vec splat(float x) { NIBBLE_EACH_PART(Vec, splat4(x)); }
@@ -54,17 +47,6 @@ NIBBLE_INLINE void store(float* p, Vec a) {
   parts[1] = a.part[1];
   parts[2] = a.part[2];
   parts[3] = a.part[3];
-}
-// The first n < 16 lanes; the others are zero, and memory past p + n is not touched.
-NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) {
-  float padded[16] = {};
-  __builtin_memcpy(padded, p, static_cast<uint64_t>(n) * sizeof(float));
-  return load(padded);
-}
-NIBBLE_INLINE void store_tail(float* p, int64_t n, Vec a) {
-  float all[16];
-  store(all, a);
-  __builtin_memcpy(p, all, static_cast<uint64_t>(n) * sizeof(float));
 }
 NIBBLE_INLINE Vec add(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] + b.part[i]); }
 NIBBLE_INLINE Vec sub(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, a.part[i] - b.part[i]); }

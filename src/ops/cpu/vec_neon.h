@@ -20,14 +20,7 @@ constexpr int kElementTileRows = 2;
 constexpr int kElementRows = 16;
 constexpr int kAttendTileHeads = 1;
 
-// As in vec_generic.h: constant indices.
-// NOLINTBEGIN(bugprone-macro-parentheses): T is a type.
-#define NIBBLE_EACH_PART(T, expression)                                          \
-  auto part_ = [&](int i) __attribute__((always_inline)) { return expression; }; \
-  return T {                                                                     \
-    { part_(0), part_(1), part_(2), part_(3) }                                   \
-  }
-// NOLINTEND(bugprone-macro-parentheses)
+#include "ops/cpu/vec_four.inc.h"
 
 NIBBLE_INLINE Vec splat(float x) { NIBBLE_EACH_PART(Vec, vdupq_n_f32(x)); }
 NIBBLE_INLINE Vec zero() { return splat(0.0f); }
@@ -37,16 +30,6 @@ NIBBLE_INLINE void store(float* p, Vec a) {
   vst1q_f32(p + 4, a.part[1]);
   vst1q_f32(p + 8, a.part[2]);
   vst1q_f32(p + 12, a.part[3]);
-}
-NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) {
-  float padded[16] = {};
-  __builtin_memcpy(padded, p, static_cast<uint64_t>(n) * sizeof(float));
-  return load(padded);
-}
-NIBBLE_INLINE void store_tail(float* p, int64_t n, Vec a) {
-  float all[16];
-  store(all, a);
-  __builtin_memcpy(p, all, static_cast<uint64_t>(n) * sizeof(float));
 }
 NIBBLE_INLINE Vec add(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, vaddq_f32(a.part[i], b.part[i])); }
 NIBBLE_INLINE Vec sub(Vec a, Vec b) { NIBBLE_EACH_PART(Vec, vsubq_f32(a.part[i], b.part[i])); }

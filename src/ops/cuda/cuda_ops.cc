@@ -3,28 +3,25 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "base/log.h"
 #include "base/numbers.h"
 #include "ops/cuda/cuda_memory.h"
+#include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/moe_decode.h"
-#include "ops/cuda/moe_formats.h"
 #include "ops/cuda/read_bandwidth.h"
 #include "ops/cuda/tile_linear.h"
 
 namespace nibble {
 namespace {
 
+using cuda::CudaExperts;
 using cuda::DeviceMatrix;
-using cuda::GroupedLinear;
-
-constexpr int64_t kAlign = 256;  // of a matrix's codes and scales; a memory transaction and more
+using cuda::MatrixTable;
 
 class Stream {
  public:
@@ -38,47 +35,20 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Which formats some matrices have: a launch does those of one.
-std::vector<MatrixFormat> formats_of(const std::vector<DeviceMatrix>& matrices) {
-  std::vector<MatrixFormat> formats;
-  for (const DeviceMatrix& m : matrices) {
-    if (std::find(formats.begin(), formats.end(), m.format) == formats.end()) formats.push_back(m.format);
-  }
-  return formats;
-}
-
-// Matrices in a table on the device.
-struct MatrixTable {
-  Buffer device;  // DeviceMatrix each
-  std::vector<MatrixFormat> formats;
-};
-
-class CudaExperts final : public PlacedExperts {
- public:
-  explicit CudaExperts(std::vector<ExpertWeights> experts) : PlacedExperts(std::move(experts)) {}
-
-  // Repacked for the tensor cores; null: the rest is used.
-  std::optional<cuda::MoeShape> tensor;
-  Buffer packed_table;  // cuda::PackedExpert each
-
-  MatrixTable gate, up, down;
-  Buffer begin, active;  // of a cuda::Grouping, of the step that runs
-};
-
 class CudaOps final : public Ops {
  public:
   CudaOps(cuda::Device device, const CudaOptions& options)
       : device_(std::move(device)),
         options_(options),
-        why_no_tiles_(cuda::why_no_tiles(device_.shared_bytes)) {}
+        weights_(memory_, stream(), device_.shared_bytes, options.tensor_cores) {}
   ~CudaOps() override { forget_graphs(); }
 
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
   std::string description() const override {
     std::string text = "cuda (" + device_.describe() + ")";
-    if (options_.tensor_cores != "off" && !why_no_tiles_.empty())
-      text += "; without tensor cores but for experts: " + why_no_tiles_;
+    if (options_.tensor_cores != "off" && !weights_.why_no_tiles().empty())
+      text += "; without tensor cores but for experts: " + weights_.why_no_tiles();
     return text;
   }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
@@ -88,24 +58,7 @@ class CudaOps final : public Ops {
   }
 
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
-    Matrix placed = host_matrix;
-    if (options_.tensor_cores == "off" || !why_no_tiles_.empty() || use != MatrixUse::kProducts ||
-        !cuda::can_be_tiles(host_matrix)) {
-      NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
-      return placed;
-    }
-    NIBBLE_ASSIGN_OR_RETURN(
-        Buffer tiles,
-        Buffer::allocate(memory_, cuda::tile_bytes(placed.format, placed.n, placed.k), "weights"));
-    NIBBLE_RETURN_IF_ERROR(upload_all({&placed}, staging_));
-    cuda::check(cuda::make_tiles(placed, tiles.as<uint8_t>(), stream()), "weights: tiles");
-    // tile_linear reads weights before it waits for the kernel before it.
-    cuda::check(cudaStreamSynchronize(stream()), "weights: tiles");
-    placed.codes = tiles.as<uint8_t>();
-    placed.scales = nullptr;
-    placed.tiled = true;
-    weights_.push_back(std::move(tiles));
-    return placed;
+    return weights_.place(host_matrix, use);
   }
 
   // The first time runs it, so that its scratch is there; the second records it.
@@ -127,36 +80,7 @@ class CudaOps final : public Ops {
  protected:
   Result<std::unique_ptr<PlacedExperts>> do_place_experts(
       std::span<const ExpertWeights> host_experts) override {
-    if (options_.tensor_cores != "off") {
-      std::string why;
-      const cuda::TensorCores can = cuda::tensor_cores_for(host_experts, device_.shared_bytes, why);
-      if (can == cuda::TensorCores::kYes) return place_packed(host_experts);
-      if (options_.tensor_cores == "on") return user_error("tensor-cores on: {}", why);
-      if (can == cuda::TensorCores::kNo && !warned_) {
-        warned_ = true;
-        log_warning("routed experts run without tensor cores: {}", why);
-      }
-    }
-    std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
-    std::vector<Matrix*> matrices;
-    for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});
-    NIBBLE_RETURN_IF_ERROR(place_all(matrices));
-    auto placed = std::make_unique<CudaExperts>(std::move(experts));
-    auto table = [&](Matrix ExpertWeights::*matrix, const float* ExpertWeights::*bias,
-                     float ExpertWeights::*input_scale) {
-      std::vector<DeviceMatrix> of_expert;
-      for (const ExpertWeights& e : placed->experts())
-        of_expert.push_back(cuda::device_matrix(e.*matrix, e.*bias, e.*input_scale));
-      return make_table(of_expert);
-    };
-    using W = ExpertWeights;
-    NIBBLE_ASSIGN_OR_RETURN(placed->gate, table(&W::gate, &W::gate_bias, &W::input_scale));
-    NIBBLE_ASSIGN_OR_RETURN(placed->up, table(&W::up, &W::up_bias, &W::input_scale));
-    NIBBLE_ASSIGN_OR_RETURN(placed->down, table(&W::down, &W::down_bias, &W::down_input_scale));
-    const int64_t bytes = (placed->count() + 1) * static_cast<int64_t>(sizeof(int32_t));
-    NIBBLE_ASSIGN_OR_RETURN(placed->begin, Buffer::allocate(memory_, bytes, "expert groups"));
-    NIBBLE_ASSIGN_OR_RETURN(placed->active, Buffer::allocate(memory_, bytes, "expert groups"));
-    return std::unique_ptr<PlacedExperts>(std::move(placed));
+    return weights_.place_experts(host_experts);
   }
 
   void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
@@ -358,46 +282,6 @@ class CudaOps final : public Ops {
  private:
   cudaStream_t stream() const { return stream_.get(); }
 
-  // All experts of a layer in the order of moe_decode.cu. What is on the host goes through a buffer for one
-  // expert.
-  Result<std::unique_ptr<PlacedExperts>> place_packed(std::span<const ExpertWeights> host_experts) {
-    cuda::MoeShape shape{.experts = static_cast<int>(host_experts.size()),
-                         .model = static_cast<int>(host_experts[0].gate.k),
-                         .width = static_cast<int>(host_experts[0].gate.n),
-                         .block = host_experts[0].gate.format == MatrixFormat::kNvfp4 ? 16 : 32};
-    const int64_t each = shape.gate_up_bytes() + shape.down_bytes();
-    NIBBLE_ASSIGN_OR_RETURN(Buffer packed, Buffer::allocate(memory_, each * shape.experts, "experts"));
-    std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
-    std::vector<cuda::PackedExpert> table;
-    for (size_t e = 0; e < experts.size(); ++e) {
-      ExpertWeights& w = experts[e];
-      uint8_t* at = packed.as<uint8_t>() + static_cast<int64_t>(e) * each;
-      table.push_back({.gate_up = at,
-                       .down = at + shape.gate_up_bytes(),
-                       .gate_scale = w.gate.tensor_scale,
-                       .up_scale = w.up.tensor_scale,
-                       .down_scale = w.down.tensor_scale,
-                       .gate_bias = w.gate_bias,
-                       .up_bias = w.up_bias,
-                       .down_bias = w.down_bias});
-      NIBBLE_RETURN_IF_ERROR(upload_all({&w.gate, &w.up, &w.down}, staging_));
-      auto disk = [](const Matrix& m) {
-        return cuda::DiskMatrix{static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales)};
-      };
-      uint8_t* down_at = at + shape.gate_up_bytes();
-      cuda::check(cuda::repack_gate_up(shape, disk(w.gate), disk(w.up), at, stream()), "experts: repacking");
-      cuda::check(cuda::repack_down(shape, disk(w.down), down_at, stream()), "experts: repacking");
-      for (Matrix* m : {&w.gate, &w.up, &w.down}) m->codes = m->scales = nullptr;
-    }
-    weights_.push_back(std::move(packed));
-    auto placed = std::make_unique<CudaExperts>(std::move(experts));
-    placed->tensor = shape;
-    const auto bytes = static_cast<int64_t>(table.size() * sizeof(cuda::PackedExpert));
-    NIBBLE_ASSIGN_OR_RETURN(placed->packed_table, Buffer::allocate(memory_, bytes, "table of experts"));
-    memory_.upload(placed->packed_table.as<void>(), table.data(), bytes);
-    return std::unique_ptr<PlacedExperts>(std::move(placed));
-  }
-
   // route null: ids and weights are there. shared null: none, or not here.
   void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts, const RouteArgs* route,
                          const SharedExpert* shared) {
@@ -482,47 +366,6 @@ class CudaOps final : public Ops {
                  zeros(rows * (args.q.cols / args.kv.head_dim)));
   }
 
-  // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
-  Status place_all(const std::vector<Matrix*>& matrices) {
-    Buffer buffer;
-    NIBBLE_RETURN_IF_ERROR(upload_all(matrices, buffer));
-    weights_.push_back(std::move(buffer));
-    return {};
-  }
-
-  // The same, into `buffer`, which is allocated anew if it is too small.
-  Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer) {
-    auto code_bytes = [](const Matrix& m) { return matrix_code_bytes(m.format, m.n, m.k); };
-    auto scale_bytes = [](const Matrix& m) { return matrix_scale_bytes(m.format, m.n, m.k); };
-    int64_t bytes = 0;
-    for (const Matrix* m : matrices)
-      bytes += round_up(code_bytes(*m), kAlign) + round_up(scale_bytes(*m), kAlign);
-    if (bytes > buffer.bytes()) {
-      buffer = Buffer();
-      NIBBLE_ASSIGN_OR_RETURN(buffer, Buffer::allocate(memory_, bytes, "weights"));
-    }
-    auto* next = buffer.as<uint8_t>();
-    auto upload = [&](const void*& data, int64_t size) {
-      memory_.upload(next, data, size);
-      data = next;
-      next += round_up(size, kAlign);
-    };
-    for (Matrix* m : matrices) {
-      upload(m->codes, code_bytes(*m));
-      if (scale_bytes(*m) > 0) upload(m->scales, scale_bytes(*m));
-    }
-    return {};
-  }
-
-  Result<MatrixTable> make_table(const std::vector<DeviceMatrix>& matrices) {
-    const auto bytes = static_cast<int64_t>(matrices.size() * sizeof(DeviceMatrix));
-    MatrixTable table;
-    NIBBLE_ASSIGN_OR_RETURN(table.device, Buffer::allocate(memory_, bytes, "table of weights"));
-    memory_.upload(table.device.as<void>(), matrices.data(), bytes);
-    table.formats = formats_of(matrices);
-    return table;
-  }
-
   // The table of a layer's heads, made the first time that they come. A placed matrix keeps its address, so
   // the addresses say which heads these are.
   const MatrixTable& table_of(std::span<const Matrix> heads) {
@@ -532,7 +375,7 @@ class CudaOps final : public Ops {
     if (found == head_tables_.end()) {
       std::vector<DeviceMatrix> matrices;
       for (const Matrix& m : heads) matrices.push_back(cuda::device_matrix(m));
-      found = head_tables_.emplace(std::move(key), must(make_table(matrices))).first;
+      found = head_tables_.emplace(std::move(key), must(weights_.make_table(matrices))).first;
     }
     return found->second;
   }
@@ -575,12 +418,9 @@ class CudaOps final : public Ops {
 
   cuda::Device device_;
   CudaOptions options_;
-  std::string why_no_tiles_;  // on this device; empty: there are
-  bool warned_ = false;
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};
-  std::vector<Buffer> weights_;
-  Buffer staging_;  // a weight on its way to its own order
+  cuda::CudaWeights weights_;
   std::map<std::vector<const void*>, MatrixTable> head_tables_;
   Buffer scratch_;
   Buffer zeros_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/numbers.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/tile_linear.h"
 
@@ -26,8 +25,8 @@ bool scales_fit(const Matrix& m) {
 // "", or in words that a block cannot have what it needs.
 std::string why_no_room(int64_t needed_bytes, int64_t shared_bytes) {
   if (needed_bytes <= shared_bytes) return "";
-  return fmt::format("a block needs {} of shared memory, the device gives it {}", format_bytes(needed_bytes),
-                     format_bytes(shared_bytes));
+  return fmt::format("a block needs {} bytes of shared memory, the device gives it {}", needed_bytes,
+                     shared_bytes);
 }
 
 }  // namespace

@@ -15,9 +15,9 @@ constexpr int64_t kHopper = 227 << 10, kGb10 = 99 << 10;
 TEST(SharedMemory, ProductsInTilesWantWhatHopperHas) {
   EXPECT_EQ(cuda::why_no_tiles(kHopper), "");
   EXPECT_EQ(cuda::why_no_tiles(kHopper - 1),
-            "a block needs 227.00 KiB of shared memory, the device gives it 227.00 KiB");
+            "a block needs 232448 bytes of shared memory, the device gives it 232447");
   EXPECT_EQ(cuda::why_no_tiles(kGb10),
-            "a block needs 227.00 KiB of shared memory, the device gives it 99.00 KiB");
+            "a block needs 232448 bytes of shared memory, the device gives it 101376");
 }
 
 TEST(SharedMemory, ExpertsFitSmallerDevices) {
@@ -35,7 +35,7 @@ TEST(SharedMemory, ExpertsFitSmallerDevices) {
     EXPECT_EQ(decide(kGb10).first, cuda::TensorCores::kYes);
     const auto [can, why] = decide(64 << 10);
     EXPECT_EQ(can, cuda::TensorCores::kNo);
-    EXPECT_NE(why.find("the device gives it 64.00 KiB"), std::string::npos) << why;
+    EXPECT_NE(why.find("the device gives it 65536"), std::string::npos) << why;
   }
 }
 

@@ -1,0 +1,70 @@
+// Weights on their way to the device, into the order that its kernels want, and where they are then.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "ops/cuda/device_matrix.h"
+#include "ops/cuda/moe_decode.h"
+#include "ops/memory.h"
+#include "ops/ops.h"
+
+namespace nibble::cuda {
+
+// Matrices in a table on the device.
+struct MatrixTable {
+  Buffer device;  // DeviceMatrix each
+  std::vector<MatrixFormat> formats;
+};
+
+class CudaExperts final : public PlacedExperts {
+ public:
+  explicit CudaExperts(std::vector<ExpertWeights> experts) : PlacedExperts(std::move(experts)) {}
+
+  // Repacked for the tensor cores; null: the rest is used.
+  std::optional<MoeShape> tensor;
+  Buffer packed_table;  // PackedExpert each
+
+  MatrixTable gate, up, down;
+  Buffer begin, active;  // of a Grouping, of the step that runs
+};
+
+// What is placed lives as long as this.
+class CudaWeights {
+ public:
+  // `shared_bytes` is the shared memory that a block can have on the device, `tensor_cores` of
+  // BackendOptions.
+  CudaWeights(Memory& memory, cudaStream_t stream, int64_t shared_bytes, std::string tensor_cores);
+
+  // As Ops::place and Ops::place_experts.
+  Result<Matrix> place(const Matrix& host_matrix, MatrixUse use);
+  Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts);
+  Result<MatrixTable> make_table(const std::vector<DeviceMatrix>& matrices);
+
+  // Empty: the device can do products in tiles.
+  const std::string& why_no_tiles() const { return why_no_tiles_; }
+
+ private:
+  Result<std::unique_ptr<PlacedExperts>> place_packed(std::span<const ExpertWeights> host_experts);
+  Status place_all(const std::vector<Matrix*>& matrices);
+  Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer);
+
+  Memory& memory_;
+  cudaStream_t stream_;
+  int64_t shared_bytes_;
+  std::string tensor_cores_;
+  std::string why_no_tiles_;
+  bool warned_ = false;
+  std::vector<Buffer> weights_;
+  Buffer staging_;  // a weight on its way to its own order
+};
+
+}  // namespace nibble::cuda
