@@ -222,20 +222,22 @@ class CudaOps final : public Ops {
   void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared) override {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args, shared);
+    constexpr int64_t kFewRows = 4;  // whose activation is so little that it costs least beside the experts
     const bool joins =
         shared != nullptr && shared->down.tiled && cuda::can_join_experts(shared->down.format, args.ids.rows);
-    packed_expert_ffn(args, experts, &route, joins ? shared : nullptr);
-    if (shared != nullptr && !joins) {
-      do_glu_linear(args.activation, shared->gate, shared->up,
-                    {shared->down, nullptr, shared->out, args.sum()});
-    }
+    const bool activates = shared != nullptr && !joins && args.ids.rows <= kFewRows;
+    packed_expert_ffn(args, experts, &route, joins || activates ? shared : nullptr, joins);
+    if (shared == nullptr || joins) return;
+    const Product down{shared->down, nullptr, shared->out, args.sum()};
+    if (activates) return do_linears(shared->gate, {&down, 1});
+    do_glu_linear(args.activation, shared->gate, shared->up, down);
   }
   void do_expert_ffn(const ExpertFfnArgs& args) override {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     const ExpertScratch& s = args.scratch;
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
-    if (experts.tensor) return packed_expert_ffn(args, experts, nullptr, nullptr);
+    if (experts.tensor) return packed_expert_ffn(args, experts, nullptr, nullptr, false);
     auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
@@ -282,16 +284,16 @@ class CudaOps final : public Ops {
  private:
   cudaStream_t stream() const { return stream_.get(); }
 
-  // route null: ids and weights are there. shared null: none, or not here.
+  // route null: ids and weights are there. shared null: none, or not here; joins: its product, too.
   void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts, const RouteArgs* route,
-                         const SharedExpert* shared) {
+                         const SharedExpert* shared, bool joins) {
     cuda::MoeShape shape = *experts.tensor;
     shape.chosen = static_cast<int>(args.ids.cols);
     const int tokens = static_cast<int>(args.ids.rows);
     const Rows<float>& out = args.sum();
     cuda::SharedDown shared_down;
     if (shared != nullptr) {
-      shared_down = {.tiles = static_cast<const uint8_t*>(shared->down.codes),
+      shared_down = {.tiles = joins ? static_cast<const uint8_t*>(shared->down.codes) : nullptr,
                      .scale = shared->down.tensor_scale,
                      .width = static_cast<int>(shared->down.k),
                      .gate = shared->gate.data,

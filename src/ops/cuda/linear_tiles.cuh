@@ -144,12 +144,12 @@ __device__ inline float scaled(float sum, float scale) {
   return sum * (scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale));
 }
 
+// before: what stands at the output, if the product is added to it.
 template <Kind kKind>
-__device__ inline void finish(float sum, const TileProduct& product, int64_t row, int64_t n) {
+__device__ inline void finish(float sum, const TileProduct& product, int64_t row, int64_t n, float before) {
   sum = scaled<kKind>(sum, product.scale);
   if (product.bias != nullptr) sum += product.bias[n];
-  float* out = product.out + row * product.out_stride + n;
-  *out = product.adds ? *out + sum : sum;
+  product.out[row * product.out_stride + n] = product.adds ? before + sum : sum;
 }
 
 // Which matrix a tile of `rows` weight rows is of, and which of its tiles it is.

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/moe_activate.cuh"
 #include "ops/cuda/moe_finish.cuh"
 #include "ops/cuda/moe_layer.cuh"
 #include "ops/cuda/moe_products.cuh"
@@ -132,6 +133,10 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     for (int t = finisher; t < a.tokens && groups.are_few && before.route; t += kFinishers)
       weigh_few(before.routing, t, few);
     arrive(kWeightsBarrier, kWeightsThreads);
+    if (finisher == 0 && a.shared.tiles == nullptr) {
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      activate_shared(a, static_cast<int>(blockIdx.x) * 32 + lane, static_cast<int>(gridDim.x) * 32);
+    }
     int turn = finisher;
     for (Run run; runs.next(a.shape, run);) {
       const Finish finish(a, handed, run, groups.block(run.block));

@@ -49,13 +49,15 @@ struct MoeShape {
   int64_t down_bytes() const;
 };
 
-// The last product of an expert that every row goes through, of what its gate and up gave, added behind the
-// sum of the routed ones. tiles null: there is none. REQUIRES can_join_experts().
+// An expert that every row goes through, from what its gate and up gave on: the activation, into gate, and
+// the last product, which is added behind the sum of the routed ones. width 0: there is none.
 struct SharedDown {
-  const uint8_t* tiles = nullptr;  // [D, W] in BF16 (tile_linear.h)
+  // [D, W] in BF16 (tile_linear.h); null: no product, and gate is what others need. REQUIRES
+  // can_join_experts().
+  const uint8_t* tiles = nullptr;
   float scale = 1;
   int width = 0;          // W
-  float* gate = nullptr;  // [T, W], room that may be used
+  float* gate = nullptr;  // [T, W], overwritten
   int64_t gate_stride = 0;
   const float* up = nullptr;  // [T, W]
   int64_t up_stride = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/moe_activate.cuh"
 #include "ops/cuda/moe_workspace.h"
 #include "ops/cuda/primitives.cuh"
 #include "ops/cuda/route_row.cuh"
@@ -27,20 +28,25 @@ __device__ void split_x(const MoeDecodeArgs& a, const Workspace& w, int first) {
   }
 }
 
-// The shared expert's activation, in place, by the blocks from `first` on.
-__device__ void activate_shared(const MoeDecodeArgs& a, int first) {
-  const SharedDown& s = a.shared;
-  if (s.tiles == nullptr) return;
-  const int count = a.tokens * s.width, step = static_cast<int>(gridDim.x - first) * kThreads;
-  for (int i = static_cast<int>(blockIdx.x - first) * kThreads + static_cast<int>(threadIdx.x); i < count;
-       i += step) {
-    float* gate = s.gate + i / s.width * s.gate_stride + i % s.width;
-    *gate = activated(a.activation, *gate, s.up[i / s.width * s.up_stride + i % s.width]);
-  }
+// The shared expert's activation by the blocks from `first` on, if its product comes with the experts.
+__device__ void activate_own_share(const MoeDecodeArgs& a, int first) {
+  if (a.shared.tiles == nullptr) return;
+  activate_shared(a, static_cast<int>(blockIdx.x - first) * kThreads + static_cast<int>(threadIdx.x),
+                  static_cast<int>(gridDim.x - first) * kThreads);
 }
 
+// Where the weights of the expert of this thread's number are. It does not wait for the kernel before.
+struct OwnExpert {
+  const uint8_t *gate_up = nullptr, *down = nullptr;
+  __device__ explicit OwnExpert(const MoeDecodeArgs& a) {
+    const int e = static_cast<int>(threadIdx.x);
+    if (e < a.shape.experts) gate_up = a.experts[e].gate_up, down = a.experts[e].down;
+  }
+};
+
 // Rows in the stable order of (expert, token), cut into row blocks, and shares of them.
-__device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors) {
+__device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors,
+                      const OwnExpert& expert_of_me) {
   const MoeShape& s = a.shape;
   const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
   auto id = [&](int row) { return __ldcg(a.ids + row / s.chosen * a.ids_stride + row % s.chosen); };
@@ -50,7 +56,8 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
   __shared__ int3 warp_sum[32];
   next_row[me] = 0;
   __syncthreads();
-  for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[id(row)], 1);
+  const int first_id = me < rows ? id(me) : -1;
+  for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[row == me ? first_id : id(row)], 1);
   __syncthreads();
   const int count = next_row[me], blocks = (count + kMaxRows - 1) / kMaxRows;
   // What the passes over the expert's weights take: the last one's rows may fit one tile.
@@ -97,7 +104,7 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
     w.gate_up_share[multiprocessors] = w.down_share[multiprocessors] = {first_block + blocks, 0};
   __syncthreads();
   for (int b = 0; b < blocks; ++b) {
-    w.block[first_block + b] = {a.experts[me].gate_up, a.experts[me].down, me, first_row + b * kMaxRows,
+    w.block[first_block + b] = {expert_of_me.gate_up, expert_of_me.down, me, first_row + b * kMaxRows,
                                 min(kMaxRows, count - b * kMaxRows)};
   }
   if (me == 1023) *w.blocks = first_block + blocks;
@@ -107,7 +114,7 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
   __shared__ __align__(16) uint8_t seen[32][kMaxExperts];  // rows of a warp that chose the expert
   for (int begin = 0; begin < rows; begin += 1024) {
     for (int i = me; i < 32 * kMaxExperts / 16; i += 1024) reinterpret_cast<uint4*>(seen)[i] = {0, 0, 0, 0};
-    const int row = begin + me, expert = row < rows ? id(row) : -1;
+    const int row = begin + me, expert = begin == 0 ? first_id : row < rows ? id(row) : -1;
     const uint32_t same = __match_any_sync(~0u, expert);
     const int rank = __popc(same & ((1u << lane) - 1));
     __syncthreads();
@@ -128,14 +135,15 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
 }
 
 __global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, int multiprocessors) {
+  const OwnExpert expert(a);
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
   if (blockIdx.x > 0) {
     split_x(a, w, 1);
-    return activate_shared(a, 1);
+    return activate_own_share(a, 1);
   }
-  group(a, w, multiprocessors);
+  group(a, w, multiprocessors, expert);
 }
 
 // A block routes a row, and the last of them to end groups all.
@@ -144,14 +152,16 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kThreads / kWarp];
   __shared__ bool s_is_last;
+  const OwnExpert expert(a);
+  const float bias = own_bias(route);
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
   if (static_cast<int>(blockIdx.x) >= a.tokens) {
     split_x(a, w, a.tokens);
-    return activate_shared(a, a.tokens);
+    return activate_own_share(a, a.tokens);
   }
-  route_row(route, blockIdx.x, s_keys, s_warps);
+  route_row(route, blockIdx.x, bias, s_keys, s_warps);
   __syncthreads();
   if (a.tokens > 1) {
     if (threadIdx.x == 0) {
@@ -164,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (!s_is_last) return;
   }
-  group(a, w, multiprocessors);
+  group(a, w, multiprocessors, expert);
 }
 
 }  // namespace

@@ -9,8 +9,9 @@ namespace {
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteArgs args) {
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kRouteThreads / kWarp];
+  const float bias = own_bias(args);
   after_kernel_before();
-  route_row(args, blockIdx.x, s_keys, s_warps);
+  route_row(args, blockIdx.x, bias, s_keys, s_warps);
 }
 
 }  // namespace

@@ -85,12 +85,18 @@ inline int route_shared_bytes(const RouteArgs& args) {
       int64_t{sizeof(uint32_t)});
 }
 
+// Of the expert of this thread's number. It does not wait for the kernel before.
+__device__ inline float own_bias(const RouteArgs& args) {
+  const int64_t e = threadIdx.x;
+  return args.bias_E != nullptr && e < args.logits.cols ? args.bias_E[e] : 0.0f;
+}
+
 // Row t, by a block of kRouteThreads. Every key counts those before it, so that nobody waits for a choice.
-// s_keys: route_shared_bytes, aligned to 16; s_warps: a place for each warp.
-__device__ inline void route_row(const RouteArgs& args, int64_t t, uint32_t* s_keys, float* s_warps) {
+// bias: own_bias(); s_keys: route_shared_bytes, aligned to 16; s_warps: a place for each warp.
+__device__ inline void route_row(const RouteArgs& args, int64_t t, float bias, uint32_t* s_keys,
+                                 float* s_warps) {
   constexpr int kThreads = kRouteThreads;
   const RouterSpec& spec = args.spec;
-  const float* bias = args.bias_E;
   const int experts = static_cast<int>(args.logits.cols), chosen = static_cast<int>(args.ids.cols);
   const int thread = static_cast<int>(threadIdx.x);
   const int groups = static_cast<int>(spec.n_group);
@@ -105,7 +111,9 @@ __device__ inline void route_row(const RouteArgs& args, int64_t t, uint32_t* s_k
     for (int e = thread; e < experts; e += kThreads) sum += exp_exactly(scores.logit(e) - scores.top);
     scores.sum = block_sum(sum, s_warps);
   }
-  auto key_of = [&](int e) { return s_scores[e] + (bias != nullptr ? bias[e] : 0.0f); };
+  auto key_of = [&](int e) {
+    return s_scores[e] + (e == thread ? bias : args.bias_E != nullptr ? args.bias_E[e] : 0.0f);
+  };
   for (int e = thread; e < experts; e += kThreads) {
     s_scores[e] = scores.score(e);
     s_keys[e] = ordered(key_of(e));

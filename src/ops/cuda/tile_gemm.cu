@@ -12,6 +12,7 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/linear_tiles.cuh"
 #include "ops/cuda/tile_gemm.h"
+#include "ops/cuda/tile_gemm_rows.cuh"
 #include "ops/cuda/wgmma.cuh"
 
 namespace nibble::cuda {
@@ -24,8 +25,7 @@ constexpr int kGemmRows = kTaskPairs * kTaskRows;
 
 constexpr int kMaxStages = 12;
 
-// A unit is 64 columns of kTokens rows of x: [2 parts][4 steps][2][tokens][16 bytes], columns as in
-// linear_tiles.
+// Rows of x lie in units (tile_gemm_rows.cuh).
 template <Kind kKind, int kTokens, int kSplit>
 struct Layout {
   static constexpr int kUnitBytes = kTokens * 256, kPartBytes = kUnitBytes / 2;
@@ -55,68 +55,6 @@ Ring ring_of(int row_blocks, int chunks) {
     return {std::min<int>(kMaxStages, static_cast<int>(left) / L::kWeightBytes), true};
   }
   return {std::min(kMaxStages, L::kRingBytes / (L::kWeightBytes + L::kRowBytes)), false};
-}
-
-// x, or the activation of x and up.
-template <Kind kKind, int kTokens>
-__global__ void split_rows(const __grid_constant__ TileLinear p, int units) {
-  using T = Tiles<kKind>;
-  after_kernel_before();
-  const int unit = blockIdx.x, slot = threadIdx.x % 8, step = slot / 2, eight = slot % 2;
-  const int row = blockIdx.y * 32 + threadIdx.x / 8, rows = static_cast<int>(p.rows);
-  if (row >= (rows + kTokens - 1) / kTokens * kTokens) return;
-  uint32_t high[4] = {}, low[4] = {};
-  if (row < rows) {
-    const float* x = p.x + row * p.x_stride;
-    const float* up = p.up + row * p.up_stride;
-    auto value = [&](int c) {
-      if (c >= p.k) return 0.0f;
-      return p.prepare == Prepare::kGlu ? activated(p.activation, x[c], up[c]) : x[c];
-    };
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int c =
-          unit / T::kParts * T::kColumns + step_column<kKind>(q, unit % T::kParts, step) + 2 * eight;
-      split(value(c), value(c + 1), high[q], low[q]);
-    }
-  }
-  uint4* at = static_cast<uint4*>(p.workspace) +
-              ((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + slot) * kTokens + row % kTokens;
-  at[0] = {high[0], high[1], high[2], high[3]};
-  at[8 * kTokens] = {low[0], low[1], low[2], low[3]};
-}
-
-// The norm of x, a block a row.
-template <Kind kKind, int kTokens>
-__global__ void norm_and_split_rows(const __grid_constant__ TileLinear p, int units) {
-  using T = Tiles<kKind>;
-  after_kernel_before();
-  __shared__ float s_pieces[kNormPieces];
-  const int row = blockIdx.x, columns = units * 64;
-  // Four columns are a step of lane q: two pairs of each part.
-  auto put = [&](int64_t column, const float4& x) {
-    const auto c = static_cast<int>(column);
-    const int unit = c / T::kColumns * T::kParts + c / 16 % T::kParts, q = c % T::kColumns / (16 * T::kParts);
-    uint32_t* const at =
-        static_cast<uint32_t*>(p.workspace) +
-        (((static_cast<int64_t>(row / kTokens) * units + unit) * 16 + c % 16 / 4 * 2) * kTokens +
-         row % kTokens) *
-            4 +
-        q;
-    split(x.x, x.y, at[0], at[8 * kTokens * 4]);
-    split(x.z, x.w, at[kTokens * 4], at[9 * kTokens * 4]);
-  };
-  const bool is_row = row < p.rows;
-  if (is_row) {
-    float* normed = p.normed + row * p.normed_stride;
-    rms_norm_row(p.x + row * p.x_stride, p.norm, p.k, p.eps, s_pieces, [&](int64_t column, const float4& x) {
-      store_four(normed, column, p.k, x);
-      put(column, x);
-    });
-  }
-  const int first = is_row ? (static_cast<int>(p.k) + 3) / 4 * 4 : 0;
-  for (int c = first + static_cast<int>(threadIdx.x) * 4; c < columns; c += static_cast<int>(blockDim.x) * 4)
-    put(c, {0, 0, 0, 0});
 }
 
 template <Kind kKind, int kTokens, int kSplit>
@@ -229,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     uint32_t parity = 0;
     auto release = [&](int of_stage) { warp_arrive(empty + of_stage); };
     // Value i of a thread: row 8 (i / 2 % 2) + g of the warp's tile, rows of x 8 (i / 4) + 2 q + i % 2.
-    auto store = [&]<int kCount>(int task, int first_value, const float(&sums)[kCount]) {
+    // visit(value, product, row, n) for `kCount` of a task's values, those that are there.
+    auto for_outputs = [&]<int kCount>(int task, int first_value, auto visit) {
       const TilePlace place = tile_place(p, task / row_blocks, kGemmRows);
       const int64_t n0 = static_cast<int64_t>(place.tile) * kGemmRows + warp * kTileRows + g;
       const int row0 = task % row_blocks * kTokens + 2 * q;
@@ -238,8 +177,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int i = first_value + value;
         const int64_t n = n0 + i / 2 % 2 * 8;
         const int row = row0 + i / 4 * 8 + i % 2;
-        if (n < place.product.n && row < p.rows) finish<kKind>(sums[value], place.product, row, n);
+        if (n < place.product.n && row < p.rows) visit(value, place.product, row, n);
       }
+    };
+    auto standing = [](const TileProduct& product, int64_t row, int64_t n) {
+      return product.adds ? product.out[row * product.out_stride + n] : 0.0f;
     };
     // Between the blocks of a cluster; round: counted over all tasks. What the round before brought is
     // received before this one's is sent, so that who has received a block's round knows that it is done with
@@ -247,6 +189,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr int kShare = L::kRoundValues / kSplit;
     auto receive = [&](int round) {
       const int buffer = round % 2;
+      const int task = first_task + round / L::kRounds * task_step;
+      const int first_value = round % L::kRounds * L::kRoundValues + rank * kShare;
+      float before[kShare];  // asked for while others still send
+      for_outputs.template operator()<kShare>(
+          task, first_value, [&](int value, const TileProduct& product, int64_t row, int64_t n) {
+            before[value] = standing(product, row, n);
+          });
       cluster_wait(sent + buffer * kWarps + warp, round / 2 % 2);
       const float* const from = exchange + buffer * (L::kBufferBytes / 4) + threadIdx.x;
       float sums[kShare] = {};
@@ -255,8 +204,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int group = 0; group < kSplit; ++group) sums[i] += from[(group * kShare + i) * kWarps * 32];
       }
-      store(first_task + round / L::kRounds * task_step, round % L::kRounds * L::kRoundValues + rank * kShare,
-            sums);
+      for_outputs.template operator()<kShare>(
+          task, first_value, [&](int value, const TileProduct& product, int64_t row, int64_t n) {
+            finish<kKind>(sums[value], product, row, n, before[value]);
+          });
     };
     auto send = [&](int round, const float* values) {
       const int buffer = round % 2;
@@ -336,7 +287,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
 
       if constexpr (kSplit == 1) {
-        store(task, 0, sums);
+        for_outputs.template operator()<L::kValues>(
+            task, 0, [&](int value, const TileProduct& product, int64_t row, int64_t n) {
+              finish<kKind>(sums[value], product, row, n, standing(product, row, n));
+            });
       } else {
 #pragma unroll
         for (int i = 0; i < L::kRounds; ++i, ++rounds) {

@@ -11,7 +11,7 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kWarps = kRanges;
-constexpr int kStages = 2;  // chunks of a warp that are under way
+constexpr int kStages = 2;  // chunks of a warp that are under way; more of them slow down what runs before
 constexpr int kTokensOfTile = 8;
 
 __global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to, int64_t units) {
@@ -37,27 +37,54 @@ template <Kind kKind, int kTiles>
 constexpr int kSharedBytes =
     kWarps* kStages* Tiles<kKind>::kBytes + kBarrierBytes + kFactorBytes + kWarps* kTiles * 8 * 32 * 4;
 static_assert(kFactorBytes >= few_rows(MatrixFormat::kBF16) * sizeof(float));
-int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * ((k + 127) / 128 * 128) * 4; }
 
-// Activated rows on their way, by all of a multiprocessor's threads: [rows, K'], zero beyond k.
+// A prepared row: its columns in chunks, zero beyond k. In a chunk the four columns that lanes q = 0..3 read
+// at the same time lie side by side, and rows are apart so that those of two rows are in different banks.
+__host__ __device__ constexpr int prepared_pitch(int64_t k) {
+  return static_cast<int>((k + 127) / 128 * 128) + 16;
+}
+int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * prepared_pitch(k) * 4; }
+// Where four columns, of which `four` counts, lie in a row.
+template <Kind kKind>
+__device__ int prepared_place(int four) {
+  constexpr int kOfChunk = Tiles<kKind>::kColumns / 4, kOfLane = kOfChunk / 4;
+  const int in_chunk = four % kOfChunk;
+  return four - in_chunk + in_chunk % kOfLane * 4 + in_chunk / kOfLane;
+}
+// What lane q reads of a chunk.
+template <Kind kKind>
+__device__ RowPiece prepared_piece(const float* row, int chunk, int part, int q) {
+  RowPiece piece = {};
+  if (row == nullptr) return piece;
+  const auto* fours = reinterpret_cast<const float4*>(row + chunk * Tiles<kKind>::kColumns) + part * 16 + q;
+#pragma unroll
+  for (int v = 0; v < 4; ++v) piece.x[v] = fours[v * 4];
+  return piece;
+}
+
+// Activated rows on their way, by all of a multiprocessor's threads.
+template <Kind kKind>
 __device__ void activate_rows(const TileLinear& p, float* to) {
   const int k = static_cast<int>(p.k), columns = (k + 127) / 128 * 128;
-  for (int r = 0; r < p.rows; ++r, to += columns) {
+  for (int r = 0; r < p.rows; ++r, to += prepared_pitch(k)) {
     const float *x = p.x + r * p.x_stride, *up = p.up + r * p.up_stride;
     for (int c = static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32)
-      to[c] = c < k ? activated(p.activation, x[c], up[c]) : 0.0f;
+      to[prepared_place<kKind>(c / 4) * 4 + c % 4] = c < k ? activated(p.activation, x[c], up[c]) : 0.0f;
   }
   __syncthreads();
 }
 
 // Rows times the norm's weight, likewise; factors [rows] are what they are yet to be multiplied by. The
 // normed rows, which others need, too: a share of them by each block. pieces: [rows][pieces of a row].
+template <Kind kKind>
 __device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* factors) {
   const int k = static_cast<int>(p.k), rows = static_cast<int>(p.rows),
             thread = static_cast<int>(threadIdx.x);
   const int fours = (k + 127) / 128 * 32, all = rows * fours, pieces_of_row = fours / 16;
   const bool vectors = k % 4 == 0 && p.x_stride % 4 == 0 && is_aligned(p.x) && is_aligned(p.norm);
-  float4* const to_fours = reinterpret_cast<float4*>(to);
+  auto at = [&](int row, int four) {
+    return reinterpret_cast<float4*>(to + row * prepared_pitch(k)) + prepared_place<kKind>(four);
+  };
   constexpr int kFours = 4, kStep = kWarps * 32;  // of a thread at a time
   for (int first = thread; first - thread < all; first += kFours * kStep) {
     float4 x[kFours], weight[kFours];
@@ -75,7 +102,7 @@ __device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* 
       const int i = first + j * kStep;
       const float piece = piece_of_lanes(square_of(x[j]));
       if (i >= all) continue;
-      to_fours[i] = times(x[j], weight[j]);
+      *at(i / fours, i % fours) = times(x[j], weight[j]);
       if (i % 16 == 0) pieces[i / 16] = piece;
     }
   }
@@ -88,14 +115,14 @@ __device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* 
   const int share = (all + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   const int end = min(all, (static_cast<int>(blockIdx.x) + 1) * share);
   for (int i = static_cast<int>(blockIdx.x) * share + thread; i < end; i += kStep) {
-    const int row = i / fours;
-    store_four(p.normed + row * p.normed_stride, i % fours * 4, k, times(to_fours[i], factors[row]));
+    const int row = i / fours, four = i % fours;
+    store_four(p.normed + row * p.normed_stride, four * 4, k, times(*at(row, four), factors[row]));
   }
 }
 
 // A warp owns a range of K and a ring of its chunks; a task is 32 weight rows of one matrix and kTiles * 8
-// rows of x.
-template <Kind kKind, int kTiles>
+// rows of x. kPrepares: each block prepares all of these, which are one tile.
+template <Kind kKind, int kTiles, bool kPrepares>
 __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear p, int tasks, int passes) {
   using T = Tiles<kKind>;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -147,21 +174,19 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 
   const float* x = p.x;
   int64_t x_stride = p.x_stride;
-  bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  const bool vectors =
+      p.k % T::kColumns == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   float factor = 1;  // of this lane's row, where it is normed
-  if constexpr (kTiles == 1) {
-    if (p.prepare != Prepare::kNothing) {
-      auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
-      if (p.prepare == Prepare::kNorm) {
-        norm_rows(p, prepared, sums_shared, factors);
-        if (g < p.rows) factor = factors[g];
-      } else {
-        activate_rows(p, prepared);
-      }
-      x = prepared;
-      x_stride = (p.k + 127) / 128 * 128;
-      vectors = true;
+  if constexpr (kPrepares) {
+    auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
+    if (p.prepare == Prepare::kNorm) {
+      norm_rows<kKind>(p, prepared, sums_shared, factors);
+      if (g < p.rows) factor = factors[g];
+    } else {
+      activate_rows<kKind>(p, prepared);
     }
+    x = prepared;
+    x_stride = prepared_pitch(p.k);
   }
   for (int task = blockIdx.x; task < tasks; task += static_cast<int>(gridDim.x)) {
     const int row0 = task % passes * kTokens;
@@ -176,8 +201,22 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
     auto load = [&](int c, int part) {
       const int column = (first + c) * T::kColumns + step_column<kKind>(q, part, 0);
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) next[n] = load_piece(rows[n], column, k, vectors);
+      for (int n = 0; n < kTiles; ++n) {
+        if constexpr (kPrepares) {
+          next[n] = prepared_piece<kKind>(rows[n], first + c, part, q);
+        } else {
+          next[n] = load_piece(rows[n], column, k, vectors);
+        }
+      }
     };
+    constexpr int kValues = kTiles * 8;
+    const auto [product, pair] = tile_place(p, task / passes, kTaskRows);
+    float before = 0;  // of this thread's output, asked for early
+    if constexpr (kTiles == 1) {
+      const int row = static_cast<int>(threadIdx.x) / kTaskRows;
+      const int64_t n = int64_t{pair} * kTaskRows + threadIdx.x % kTaskRows;
+      if (product.adds && row < p.rows && n < product.n) before = product.out[row * product.out_stride + n];
+    }
     float sums[kTiles][2][4] = {};
     if (chunks > 0) load(0, 0);
     for (int c = 0; c < chunks; ++c) {
@@ -188,7 +227,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         uint32_t high[kTiles][8], low[kTiles][8];
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          if (kTiles == 1 && p.prepare == Prepare::kNorm) next[n] = times(next[n], factor);
+          if (kPrepares && p.prepare == Prepare::kNorm) next[n] = times(next[n], factor);
           split_piece(next[n], high[n], low[n]);
         }
         if (part + 1 < T::kParts) {
@@ -225,13 +264,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       if (lane == 0) feed(stage);
       if (++stage == kStages) stage = 0, parity ^= 1;
     }
-    constexpr int kValues = kTiles * 8;
 #pragma unroll
     for (int v = 0; v < kValues; ++v) {
       sums_shared[(warp * kValues + v) * 32 + lane] = sums[v / 8][v / 4 % 2][v % 4];
     }
     __syncthreads();
-    const auto [product, pair] = tile_place(p, task / passes, kTaskRows);
     for (int id = static_cast<int>(threadIdx.x); id < kValues * 32; id += kWarps * 32) {
       // Threads beside each other have weight rows beside each other.
       const int r = id % kTaskRows, token = id / kTaskRows;
@@ -240,34 +277,39 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       const float sum = sum_of_ranges(sums_shared + v * 32 + from_lane, kValues * 32);
       const int64_t n = static_cast<int64_t>(pair) * kTaskRows + r;
       if (n >= product.n || row0 + token >= p.rows) continue;
-      finish<kKind>(sum, product, row0 + token, n);
+      if constexpr (kTiles > 1) {
+        before = product.adds ? product.out[(row0 + token) * product.out_stride + n] : 0.0f;
+      }
+      finish<kKind>(sum, product, row0 + token, n, before);
     }
     __syncthreads();
   }
 }
 
-template <Kind kKind, int kTiles>
+template <Kind kKind, int kTiles, bool kPrepares>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
-  const int64_t prepared = args.prepare != Prepare::kNothing ? prepared_bytes(args.rows, args.k) : 0;
+  const int64_t prepared = kPrepares ? prepared_bytes(args.rows, args.k) : 0;
   const int shared = kSharedBytes<kKind, kTiles> + static_cast<int>(prepared);
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(tile_linear_kernel<kKind, kTiles>,
+    error = cudaFuncSetAttribute(tile_linear_kernel<kKind, kTiles, kPrepares>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   if (error != cudaSuccess) return error;
   const int passes = static_cast<int>((args.rows + kTiles * kTokensOfTile - 1) / (kTiles * kTokensOfTile));
   const int tasks = tile_count(args, kTaskRows) * passes;
-  launch_early(tile_linear_kernel<kKind, kTiles>, std::min(tasks, multiprocessors), kWarps * 32,
+  launch_early(tile_linear_kernel<kKind, kTiles, kPrepares>, std::min(tasks, multiprocessors), kWarps * 32,
                static_cast<size_t>(shared), stream, args, tasks, passes);
   return cudaGetLastError();
 }
 
 template <Kind kKind>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
-  return args.rows <= kTokensOfTile ? launch<kKind, 1>(args, stream) : launch<kKind, 2>(args, stream);
+  if (args.prepare != Prepare::kNothing) return launch<kKind, 1, true>(args, stream);
+  return args.rows <= kTokensOfTile ? launch<kKind, 1, false>(args, stream)
+                                    : launch<kKind, 2, false>(args, stream);
 }
 
 }  // namespace
