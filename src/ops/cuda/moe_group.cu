@@ -44,12 +44,28 @@ struct OwnExpert {
   }
 };
 
+// The expert of each (token, choice): in args.ids, or on its way from the blocks that route (struct Handed).
+struct ChosenIds {
+  const MoeDecodeArgs& a;
+  uint32_t* handed;  // null: there already
+
+  __device__ int operator()(int row) const {
+    if (handed == nullptr) return a.ids[row / a.shape.chosen * a.ids_stride + row % a.shape.chosen];
+    uint32_t word = 0;
+    while (word == 0) word = load_relaxed(handed + row);
+    return static_cast<int>(~word);
+  }
+  // Nobody asks for it again.
+  __device__ void forget(int row) const {
+    if (handed != nullptr) handed[row] = 0;
+  }
+};
+
 // Rows in the stable order of (expert, token), cut into row blocks, and shares of them.
 __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors,
-                      const OwnExpert& expert_of_me) {
+                      const OwnExpert& expert_of_me, const ChosenIds& id) {
   const MoeShape& s = a.shape;
   const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
-  auto id = [&](int row) { return __ldcg(a.ids + row / s.chosen * a.ids_stride + row % s.chosen); };
 
   // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
   __shared__ int next_row[kMaxExperts];  // first the count, then the place of the expert's next row
@@ -115,6 +131,7 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
   for (int begin = 0; begin < rows; begin += 1024) {
     for (int i = me; i < 32 * kMaxExperts / 16; i += 1024) reinterpret_cast<uint4*>(seen)[i] = {0, 0, 0, 0};
     const int row = begin + me, expert = begin == 0 ? first_id : row < rows ? id(row) : -1;
+    if (expert >= 0) id.forget(row);
     const uint32_t same = __match_any_sync(~0u, expert);
     const int rank = __popc(same & ((1u << lane) - 1));
     __syncthreads();
@@ -143,38 +160,29 @@ __global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, int mu
     split_x(a, w, 1);
     return activate_own_share(a, 1);
   }
-  group(a, w, multiprocessors, expert);
+  group(a, w, multiprocessors, expert, {a, nullptr});
 }
 
-// A block routes a row, and the last of them to end groups all.
+// A block routes a row, and one behind them groups what they choose.
 __global__ void __launch_bounds__(kThreads)
     route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, int multiprocessors) {
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kThreads / kWarp];
-  __shared__ bool s_is_last;
+  const int block = static_cast<int>(blockIdx.x);
   const OwnExpert expert(a);
   const float bias = own_bias(route);
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
-  if (static_cast<int>(blockIdx.x) >= a.tokens) {
-    split_x(a, w, a.tokens);
-    return activate_own_share(a, a.tokens);
+  if (block > a.tokens) {
+    split_x(a, w, a.tokens + 1);
+    return activate_own_share(a, a.tokens + 1);
   }
-  route_row(route, blockIdx.x, bias, s_keys, s_warps);
-  __syncthreads();
-  if (a.tokens > 1) {
-    if (threadIdx.x == 0) {
-      __threadfence();
-      uint32_t* routed = handed_at(a.handed, a.shape, a.tokens).routed;
-      s_is_last = atomicAdd(routed, 1) == static_cast<uint32_t>(a.tokens) - 1;
-      if (s_is_last) *routed = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    if (!s_is_last) return;
-  }
-  group(a, w, multiprocessors, expert);
+  uint32_t* const ids = handed_at(a.handed, a.shape, a.tokens).ids;
+  if (block == a.tokens) return group(a, w, multiprocessors, expert, {a, ids});
+  route_row(route, block, bias, s_keys, s_warps, [&](int rank, int e) {
+    store_relaxed(ids + block * a.shape.chosen + rank, ~static_cast<uint32_t>(e));
+  });
 }
 
 }  // namespace
@@ -199,8 +207,8 @@ cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStrea
   const cudaError_t error =
       cudaFuncSetAttribute(route_and_group_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  launch_early(route_and_group_kernel, args.tokens + splitting, kThreads, static_cast<size_t>(bytes), stream,
-               *args.route, args, multiprocessors);
+  launch_early(route_and_group_kernel, args.tokens + 1 + splitting, kThreads, static_cast<size_t>(bytes),
+               stream, *args.route, args, multiprocessors);
   return cudaGetLastError();
 }
 

@@ -74,22 +74,22 @@ NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, 
 
 // What multiprocessors tell each other, in args.handed: zero between launches.
 //
-// A word of h or of a product lies complemented, and 0 says that it is not there yet: whoever needs it asks
-// for the word itself until it is. So there is no counter between the two, for which the one had to wait for
-// its stores, and the other for the counter before its loads. Every word tells of itself alone, and nothing
-// depends on the order in which they arrive.
+// A word (an id, of h, of a product) lies complemented, and 0 says that it is not there yet: whoever needs it
+// asks for the word itself until it is. So there is no counter between the two, for which the one had to wait
+// for its stores, and the other for the counter before its loads. Every word tells of itself alone, and
+// nothing depends on the order in which they arrive.
 struct Handed {
-  uint32_t* routed;   // rows that are routed; a line of memory for each counter
   uint32_t* done;     // multiprocessors that have all that they need of h
+  uint32_t* ids;      // [R] experts that the routing kernel chose
   uint32_t* h;        // [R, 2, I'/2] the activation's two parts, pairs of columns, in operand_place
   uint32_t* partial;  // [R, D'] products of down, float32
   uint32_t* shared;   // [T, D'] those of the shared expert
   int64_t words;
 };
 NIBBLE_HOST_DEVICE inline Handed handed_at(uint32_t* base, const MoeShape& s, int tokens) {
-  constexpr int kLine = 32;
+  constexpr int kLine = 32;  // of memory
   const int64_t rows = static_cast<int64_t>(tokens) * s.chosen;
-  const int64_t h = 2 * kLine, partial = h + rows * s.width_chunks() * 128;
+  const int64_t h = kLine + (rows + kLine - 1) / kLine * kLine, partial = h + rows * s.width_chunks() * 128;
   const int64_t d = int64_t{s.model_chunks()} * 128, shared = partial + rows * d;
   return {base, base + kLine, base + h, base + partial, base + shared, shared + tokens * d};
 }

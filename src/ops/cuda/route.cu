@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(RouteArgs args) {
   __shared__ float s_warps[kRouteThreads / kWarp];
   const float bias = own_bias(args);
   after_kernel_before();
-  route_row(args, blockIdx.x, bias, s_keys, s_warps);
+  route_row(args, blockIdx.x, bias, s_keys, s_warps, [](int, int) {});
 }
 
 }  // namespace

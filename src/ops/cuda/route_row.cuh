@@ -92,9 +92,11 @@ __device__ inline float own_bias(const RouteArgs& args) {
 }
 
 // Row t, by a block of kRouteThreads. Every key counts those before it, so that nobody waits for a choice.
-// bias: own_bias(); s_keys: route_shared_bytes, aligned to 16; s_warps: a place for each warp.
+// bias: own_bias(); s_keys: route_shared_bytes, aligned to 16; s_warps: a place for each warp; chose(rank,
+// expert) hears of each choice as soon as it is made.
+template <class Chose>
 __device__ inline void route_row(const RouteArgs& args, int64_t t, float bias, uint32_t* s_keys,
-                                 float* s_warps) {
+                                 float* s_warps, Chose chose) {
   constexpr int kThreads = kRouteThreads;
   const RouterSpec& spec = args.spec;
   const int experts = static_cast<int>(args.logits.cols), chosen = static_cast<int>(args.ids.cols);
@@ -151,6 +153,7 @@ __device__ inline void route_row(const RouteArgs& args, int64_t t, float bias, u
     for (int distance = 1; distance < kOfKey; distance *= 2)
       rank += __shfl_xor_sync(kAllLanes, rank, distance);
     if (!is_key || thread % kOfKey != 0 || rank >= chosen) continue;
+    chose(rank, e);
     row_ids[rank] = e;
     s_weights[rank] = s_scores[e];
   }
