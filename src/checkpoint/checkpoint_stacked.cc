@@ -42,8 +42,8 @@ Result<std::byte*> Checkpoint::own(int64_t bytes, const std::string& name, Matri
 }
 
 int64_t Checkpoint::own_bytes() const {
-  const std::string layer = "experts.";
-  const StackedNames gate_up(layer + kStackedGateUp), down(layer + kStackedDown);
+  const std::string prefix = "experts.";
+  const StackedNames gate_up(prefix + kStackedGateUp), down(prefix + kStackedDown);
   // What stacked() splits or transposes: not down in MXFP4.
   const std::array copied = {gate_up.blocks, gate_up.scales, gate_up.plain, down.plain};
   int64_t total = 0;

@@ -14,13 +14,19 @@ constexpr float kEps = 1e-5f;
 
 TEST_P(Fused, NormAndProducts) {
   Random random(1);
-  for (int64_t k : kWidths) {
+  // Aligned rows and others; and a width that is no multiple of anything, which 4-bit weights cannot have.
+  constexpr int64_t kOdd = 1041;
+  std::vector<std::pair<int64_t, int64_t>> cases = {{kOdd, 0}};  // width, gap
+  for (int64_t k : kWidths) cases.insert(cases.end(), {{k, 0}, {k, 3}});
+  for (const auto& [width, gap] : cases) {
+    const int64_t k = width;
     const std::vector<float> weight = random.floats(k), bias = random.floats(50);
     // Of one format, and of several.
     using enum MatrixFormat;
     for (auto [of_first, of_second] : {std::pair{kBF16, kBF16}, {kNvfp4, kNvfp4}, {kBF16, kNvfp4}}) {
+      if (k == kOdd && of_second != kBF16) continue;
       const TestMatrix first(random, of_first, 50, k), second(random, of_second, 37, k);
-      const RowsBuffer x = RowsBuffer::random(random, kMostRows, k, 3),
+      const RowsBuffer x = RowsBuffer::random(random, kMostRows, k, gap),
                        residual = RowsBuffer::random(random, kMostRows, 37, 1);
       auto fused = [&](int64_t rows, RowsBuffer& normed, RowsBuffer& out, RowsBuffer& sum) {
         RowsBuffer room(rows, 37);
@@ -96,7 +102,8 @@ TEST_P(Fused, GluAndProduct) {
 
 TEST_P(Fused, PrepareAttend) {
   constexpr int64_t kPositions = 40, kPage = 16;
-  for (Heads heads : {Heads{4, 2, 64}, Heads{3, 1, 128}, Heads{2, 2, 20, 12}, Heads{5, 1, 6}}) {
+  for (Heads heads : {Heads{4, 2, 64}, Heads{3, 1, 128}, Heads{2, 2, 20, 12}, Heads{5, 1, 6},
+                      Heads{2, 1, 256}, Heads{1, 1, 512}}) {
     for (RopeStyle style : {RopeStyle::kHalves, RopeStyle::kInterleaved}) {
       for (bool normed : {false, true}) {
         Random random(3);
@@ -384,6 +391,46 @@ TEST_P(Fused, RoutingExpertsAndSum) {
 
 // Few rows may be routed and grouped in another way than many (on cuda up to 8 with an aligned x, up to 128
 // choices): ids, weights and outputs are those of `route` and of many rows, whatever the router.
+// More (row, expert) pairs than a block groups at a time, and after them fewer, with other choices.
+TEST_P(Fused, ManyRowsAreRoutedAndGrouped) {
+  Random random(23);
+  constexpr int64_t kExperts = 12, kChosen = 8, kWidth = 64, kExpertWidth = 32, kMost = 130;
+  const Experts experts(random, kExperts, kWidth, kExpertWidth);
+  const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(experts.weights);
+  const RowsBuffer x = RowsBuffer::random(random, kMost, kWidth);
+  for (int64_t tokens : {kMost, int64_t{40}, kMost}) {
+    const int64_t routed = tokens * kChosen;
+    const RowsBuffer logits = RowsBuffer::random(random, tokens, kExperts);
+    RowsBuffer gathered(routed, kWidth), gate(routed, kExpertWidth), up(routed, kExpertWidth),
+        down(routed, kWidth);
+    auto run = [&](bool together) {
+      RowsBuffer weights(tokens, kChosen), out(tokens, kWidth);
+      std::vector<int32_t> ids(static_cast<size_t>(routed), -1);
+      const RouteArgs route = {.logits = logits.read(),
+                               .spec = {},
+                               .ids = {ids.data(), tokens, kChosen},
+                               .weights = weights.view()};
+      const ExpertFfnArgs ffn = {.x = x.read().slice(0, tokens),
+                                 .ids = route.ids,
+                                 .weights = route.weights,
+                                 .experts = *placed,
+                                 .activation = {},
+                                 .scratch = {gathered.view(), gate.view(), up.view(), down.view()},
+                                 .out = out.view()};
+      if (together) {
+        ops_->routed_ffn(route, ffn);
+      } else {
+        ops_->route(route);
+        ops_->expert_ffn(ffn);
+      }
+      return std::pair{ids, out};
+    };
+    const auto apart = run(false), together = run(true);
+    EXPECT_EQ(together.first, apart.first) << tokens;
+    EXPECT_TRUE(same_bits(together.second.read(), apart.second.read())) << tokens;
+  }
+}
+
 TEST_P(Fused, FewRowsAreRoutedAsMany) {
   constexpr int64_t kWidth = 96, kExpertWidth = 64, kTokens = 12;
   struct Case {

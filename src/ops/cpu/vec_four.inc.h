@@ -1,5 +1,5 @@
 // What the instruction sets share whose 16 lanes are four registers. Included by their vec_<isa>.h after Vec
-// and Ints; it undefines the macro at its own end.
+// and Ints, which undefines the macro at its end.
 
 // A new vector of type T whose part i is `expression`. A call for each part, not a loop: GCC keeps the parts
 // in registers only if it sees constant indices before it takes structs apart.

@@ -1,5 +1,5 @@
-// Primitives in plain C++ with GCC's vector extension, for any machine; and what each primitive means (of two
-// of them in vec_four.inc.h). The 16 lanes are four vectors of 4, which SSE2 and NEON have. Included into an
+// Primitives in plain C++ with GCC's vector extension, for any machine; and what each primitive means (load_tail
+// and store_tail: in vec_four.inc.h). The 16 lanes are four vectors of 4, which SSE2 and NEON have. Included into an
 // anonymous namespace.
 #pragma once
 

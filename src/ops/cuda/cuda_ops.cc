@@ -222,10 +222,10 @@ class CudaOps final : public Ops {
   void do_routed_ffn(const RouteArgs& route, const ExpertFfnArgs& args, const SharedExpert* shared) override {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args, shared);
-    constexpr int64_t kFewRows = 4;  // whose activation is so little that it costs least beside the experts
+    constexpr int64_t kActivatedBeside = 4;  // rows: then it is an element a lane
     const bool joins =
         shared != nullptr && shared->down.tiled && cuda::can_join_experts(shared->down.format, args.ids.rows);
-    const bool activates = shared != nullptr && !joins && args.ids.rows <= kFewRows;
+    const bool activates = shared != nullptr && !joins && args.ids.rows <= kActivatedBeside;
     packed_expert_ffn(args, experts, &route, joins || activates ? shared : nullptr, joins);
     if (shared == nullptr || joins) return;
     const Product down{shared->down, nullptr, shared->out, args.sum()};

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     for (int t = finisher; t < a.tokens && groups.are_few && before.route; t += kFinishers)
       weigh_few(before.routing, t, few);
     arrive(kWeightsBarrier, kWeightsThreads);
-    if (finisher == 0 && a.shared.tiles == nullptr) {
+    if (finisher == 0 && a.shared.tiles == nullptr) {  // with tiles the kernel before did it
       const int lane = static_cast<int>(threadIdx.x) % 32;
       activate_shared(a, static_cast<int>(blockIdx.x) * 32 + lane, static_cast<int>(gridDim.x) * 32);
     }
@@ -165,8 +165,8 @@ cudaError_t current_device(Device& device) {
   return error;
 }
 
-// Whether moe_layer groups the rows, and routes them if they are to be. A shared expert is done while another
-// kernel does.
+// Whether moe_layer groups the rows, and routes them if they are to be. A shared expert's product is begun
+// while another kernel does.
 bool groups_itself(const MoeDecodeArgs& a, int scratch_bytes) {
   const bool is_aligned =
       reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.x_stride % 4 == 0 && a.shape.model % 4 == 0;

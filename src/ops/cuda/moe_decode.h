@@ -52,8 +52,8 @@ struct MoeShape {
 // An expert that every row goes through, from what its gate and up gave on: the activation, into gate, and
 // the last product, which is added behind the sum of the routed ones. width 0: there is none.
 struct SharedDown {
-  // [D, W] in BF16 (tile_linear.h); null: no product, and gate is what others need. REQUIRES
-  // can_join_experts().
+  // [D, W] in BF16 (tile_linear.h), REQUIRES can_join_experts(); null: no product here, and a kernel behind
+  // this one reads gate.
   const uint8_t* tiles = nullptr;
   float scale = 1;
   int width = 0;          // W

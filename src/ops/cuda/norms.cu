@@ -1,5 +1,5 @@
-// Norms: a block a row, whose size depends on the width alone; sums in a fixed order. Bytes: the row twice
-// (the second time from the cache) and once written.
+// Norms: a block a row, whose size depends on the width alone; sums in a fixed order. Bytes: the row
+// once, or twice where it is wide (the second time from the cache), and once written.
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
