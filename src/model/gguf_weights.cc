@@ -1,5 +1,6 @@
 #include "model/gguf_weights.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <string_view>
@@ -75,15 +76,18 @@ GgufWeights::GgufWeights(std::shared_ptr<Gguf> gguf, const ModelSpec& spec)
   for (const LayerSpec& layer : spec.layers) {
     if (layer.moe) experts_ = layer.moe->experts;
   }
-  // Layers that the spec passes over.
   for (const std::string& prefix : names_.ignored_prefixes) {
-    const auto number = strip_front(prefix, names_.layers);
-    if (!number) continue;
-    const std::string block = fmt::format("blk.{}", *number);
-    for (const GgufTensorInfo* tensor : gguf_->tensors()) {
-      if (tensor->name.starts_with(block)) gguf_->ignore(tensor->name);
-    }
+    if (const auto number = strip_front(prefix, names_.layers))
+      ignored_blocks_.push_back(fmt::format("blk.{}", *number));
   }
+  for (const GgufTensorInfo* tensor : gguf_->tensors()) {
+    if (is_ignored(tensor->name)) gguf_->ignore(tensor->name);
+  }
+}
+
+bool GgufWeights::is_ignored(const std::string& tensor) const {
+  return std::ranges::any_of(ignored_blocks_,
+                             [&](const std::string& block) { return tensor.starts_with(block); });
 }
 
 GgufWeights::Place GgufWeights::place_of(const std::string& module) const {
@@ -132,6 +136,7 @@ const std::string& GgufWeights::file_of(const std::string& name) const {
 std::vector<StoredTensor> GgufWeights::stored() const {
   std::vector<StoredTensor> all;
   for (const GgufTensorInfo* tensor : gguf_->tensors()) {
+    if (is_ignored(tensor->name)) continue;
     all.push_back({.name = tensor->name,
                    .dtype = tensor->type->name,
                    .format = tensor->type->name,

@@ -19,7 +19,7 @@ class GgufWeights : public WeightSource {
 
   bool has(const std::string& name) const override;
   int64_t total_bytes() const override { return gguf_->total_bytes(); }
-  std::vector<StoredTensor> stored() const override;
+  std::vector<StoredTensor> stored() const override;  // but for layers that the spec passes over
   std::vector<std::span<const std::byte>> mappings() const override { return gguf_->mappings(); }
   Result<std::vector<float>> floats(const std::string& name, std::span<const int64_t> shape) override;
   Result<Matrix> matrix(const std::string& prefix, int64_t n, int64_t k) override;
@@ -47,8 +47,12 @@ class GgufWeights : public WeightSource {
   // A scale of NVFP4 beside its matrix: of [1], or of [experts].
   Result<float> scale_at(const Place& place, const std::string& end, int64_t experts, float otherwise);
 
+  // Of a layer that the spec passes over.
+  bool is_ignored(const std::string& tensor) const;
+
   std::shared_ptr<Gguf> gguf_;
   TensorNames names_;
+  std::vector<std::string> ignored_blocks_;  // "blk.92."
   int64_t experts_ = 0;
 };
 
