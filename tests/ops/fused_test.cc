@@ -389,8 +389,6 @@ TEST_P(Fused, RoutingExpertsAndSum) {
   }
 }
 
-// Few rows may be routed and grouped in another way than many (on cuda up to 8 with an aligned x, up to 128
-// choices): ids, weights and outputs are those of `route` and of many rows, whatever the router.
 // More (row, expert) pairs than a block groups at a time, and after them fewer, with other choices.
 TEST_P(Fused, ManyRowsAreRoutedAndGrouped) {
   Random random(23);
@@ -431,6 +429,8 @@ TEST_P(Fused, ManyRowsAreRoutedAndGrouped) {
   }
 }
 
+// Few rows may be routed and grouped in another way than many (on cuda up to 8 with an aligned x, up to 128
+// choices): ids, weights and outputs are those of `route` and of many rows, whatever the router.
 TEST_P(Fused, FewRowsAreRoutedAsMany) {
   constexpr int64_t kWidth = 96, kExpertWidth = 64, kTokens = 12;
   struct Case {

@@ -12,15 +12,10 @@ inline constexpr int kColumns = 4 * kWarp;  // that a warp reads at a time: lane
 inline constexpr int kTogether = 4;         // indices of a warp whose loads are on their way together
 inline constexpr int kIndexStep = kAttendWarps * kTogether;
 
+// As load_four, by one load wherever these columns are there and aligned.
 __device__ inline float4 load4(const float* row, int64_t c, int64_t cols) {
-  if (c + 4 <= cols && reinterpret_cast<uintptr_t>(row + c) % 16 == 0)
-    return *reinterpret_cast<const float4*>(row + c);
-  float4 four = {0, 0, 0, 0};
-  if (c < cols) four.x = row[c];
-  if (c + 1 < cols) four.y = row[c + 1];
-  if (c + 2 < cols) four.z = row[c + 2];
-  if (c + 3 < cols) four.w = row[c + 3];
-  return four;
+  if (c + 4 <= cols && is_aligned(row + c)) return *reinterpret_cast<const float4*>(row + c);
+  return load_four(row, c, cols);
 }
 
 // Of a piece and head.
@@ -77,7 +72,7 @@ __device__ inline void load_rows(const float* rows, int width, const int64_t* to
   const float* row[kTogether];
 #pragma unroll
   for (int j = 0; j < kTogether; ++j) row[j] = rows + tokens[min(first + j * apart, count - 1)] * width;
-  if (width % 4 == 0 && reinterpret_cast<uintptr_t>(rows) % 16 == 0) {
+  if (width % 4 == 0 && is_aligned(rows)) {
 #pragma unroll
     for (int j = 0; j < kTogether; ++j)
       to[j] = c < width ? *reinterpret_cast<const float4*>(row[j] + c) : float4{0, 0, 0, 0};

@@ -80,16 +80,19 @@ __device__ inline float norm_factor(float squares, int64_t cols, float eps) {
   return 1.0f / sqrtf(squares / static_cast<float>(cols) + eps);
 }
 
-// Columns c .. c + 3 of a row, zero beyond its end. vectors: the row is aligned to 16 bytes, and cols a
-// multiple of 4.
-__device__ inline float4 load_four(const float* row, int64_t c, int64_t cols, bool vectors) {
-  if (vectors && c < cols) return *reinterpret_cast<const float4*>(row + c);
+// Columns c .. c + 3 of a row, zero beyond its end: by one load each, or where `vectors` (the row is aligned
+// to 16 bytes, and cols a multiple of 4), by one.
+__device__ inline float4 load_four(const float* row, int64_t c, int64_t cols) {
   float4 x = {0, 0, 0, 0};
   if (c < cols) x.x = row[c];
   if (c + 1 < cols) x.y = row[c + 1];
   if (c + 2 < cols) x.z = row[c + 2];
   if (c + 3 < cols) x.w = row[c + 3];
   return x;
+}
+__device__ inline float4 load_four(const float* row, int64_t c, int64_t cols, bool vectors) {
+  if (vectors && c < cols) return *reinterpret_cast<const float4*>(row + c);
+  return load_four(row, c, cols);
 }
 __device__ inline void store_four(float* row, int64_t c, int64_t cols, const float4& x) {
   const float values[4] = {x.x, x.y, x.z, x.w};

@@ -25,8 +25,7 @@ bool is_wide(int64_t n, int64_t k) { return n <= 256 && k >= 2048; }
 // Four values of x from `column`; zero behind the row.
 __device__ inline float4 load_x(const float* x, int64_t column, int64_t k) {
   if (column + 4 <= k) {
-    if (reinterpret_cast<uintptr_t>(x + column) % 16 == 0)
-      return *reinterpret_cast<const float4*>(x + column);
+    if (is_aligned(x + column)) return *reinterpret_cast<const float4*>(x + column);
     return {x[column], x[column + 1], x[column + 2], x[column + 3]};
   }
   return {column < k ? x[column] : 0.0f, column + 1 < k ? x[column + 1] : 0.0f,

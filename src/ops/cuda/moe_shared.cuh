@@ -70,8 +70,7 @@ class SharedProducts {
 
   __device__ void multiply(int task, int first_row, float* to) {
     const SharedDown& s = a_.shared;
-    const bool whole =
-        s.width % kColumns == 0 && s.gate_stride % 4 == 0 && reinterpret_cast<uintptr_t>(s.gate) % 16 == 0;
+    const bool whole = s.width % kColumns == 0 && s.gate_stride % 4 == 0 && is_aligned(s.gate);
     const int column = step_column<Kind::kBF16>(lane_ % 4, 0, 0);
     const int last_row = min(first_row + kPasses * kRowsOfPass, a_.tokens);
     to += warp_ * kRangesOfWarp * kValues * 32 + lane_;

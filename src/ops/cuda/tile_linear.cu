@@ -174,8 +174,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 
   const float* x = p.x;
   int64_t x_stride = p.x_stride;
-  const bool vectors =
-      p.k % T::kColumns == 0 && x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  const bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && is_aligned(x);
   float factor = 1;  // of this lane's row, where it is normed
   if constexpr (kPrepares) {
     auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
