@@ -110,7 +110,7 @@ __device__ inline float4 times(const float4& a, float b) { return times(a, float
 // rms_norm of a row, by a block, whatever its size: put(column, four values), of which those beyond the end
 // are zero. A value is (x * weight) * factor. s_pieces: kNormPieces, which the block's threads may still read
 // from the call before.
-inline constexpr int kNormPieces = 512;
+inline constexpr int kNormPieces = 512;  // of a pass: 2 KB, and rows up to 32768 columns are one
 template <class Put>
 __device__ inline void rms_norm_row(const float* row, const float* weight, int64_t cols, float eps,
                                     float* s_pieces, Put put) {
