@@ -244,8 +244,8 @@ class CpuOps final : public Ops {
     });
   }
 
-  Result<std::unique_ptr<PlacedExperts>> do_place_experts(
-      std::span<const ExpertWeights> host_experts) override {
+  Result<std::unique_ptr<PlacedExperts>> do_place_experts(std::span<const ExpertWeights> host_experts,
+                                                          ExpertsOf /*whose*/) override {
     std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
     std::vector<Matrix*> matrices;
     for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});

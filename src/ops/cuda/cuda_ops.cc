@@ -78,9 +78,9 @@ class CudaOps final : public Ops {
   }
 
  protected:
-  Result<std::unique_ptr<PlacedExperts>> do_place_experts(
-      std::span<const ExpertWeights> host_experts) override {
-    return weights_.place_experts(host_experts);
+  Result<std::unique_ptr<PlacedExperts>> do_place_experts(std::span<const ExpertWeights> host_experts,
+                                                          ExpertsOf whose) override {
+    return weights_.place_experts(host_experts, whose);
   }
 
   void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
