@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -120,6 +121,8 @@ class Ops {
   virtual Memory& memory() = 0;
   // One line for people: threads and instruction set, or device and driver.
   virtual std::string description() const = 0;
+  // What it computes with on this machine, and why: lines for people.
+  virtual std::vector<std::string> choices() const { return {}; }
   // Whether the bytes of matrices of this format that were placed for products are no longer needed behind
   // place() and place_experts().
   virtual bool copies_weights(MatrixFormat /*format*/) const { return false; }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/numbers.h"
+#include "ops/cuda/choices.h"
 #include "ops/cuda/cuda_memory.h"
 #include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device.h"
@@ -50,6 +51,9 @@ class CudaOps final : public Ops {
     if (options_.tensor_cores != "off" && !weights_.why_no_tiles().empty())
       text += "; without tensor cores but for experts: " + weights_.why_no_tiles();
     return text;
+  }
+  std::vector<std::string> choices() const override {
+    return cuda::choices(device_, options_.tensor_cores, options_.graphs);
   }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights(MatrixFormat /*format*/) const override { return true; }

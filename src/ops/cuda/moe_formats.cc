@@ -23,17 +23,20 @@ std::string why_no_room(int64_t needed_bytes, int64_t shared_bytes) {
 
 }  // namespace
 
-std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t shared_bytes) {
-  const MatrixFormat format = experts[0].gate.format;
+std::string why_no_packing(MatrixFormat format, int64_t shared_bytes) {
   if (format != MatrixFormat::kNvfp4 && format != MatrixFormat::kMxfp4) {
     return fmt::format("in {}, not in NVFP4 or MXFP4", matrix_format_name(format));
   }
+  return why_no_room(moe_decode_shared_bytes(block_of(format)), shared_bytes);
+}
+
+std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t shared_bytes) {
+  const MatrixFormat format = experts[0].gate.format;
+  std::string why = why_no_packing(format, shared_bytes);
+  if (!why.empty()) return why;
   if (std::ssize(experts) > kMaxExperts) {
     return fmt::format("{} in a layer, more than {}", experts.size(), kMaxExperts);
   }
-  const int block = format == MatrixFormat::kNvfp4 ? 16 : 32;
-  std::string why = why_no_room(moe_decode_shared_bytes(block), shared_bytes);
-  if (!why.empty()) return why;
   for (const ExpertWeights& expert : experts) {
     for (const Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
       if (m->format != format) return "in different formats";

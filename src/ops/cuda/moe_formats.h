@@ -9,6 +9,11 @@
 
 namespace nibble::cuda {
 
+// Columns of a block scale.
+constexpr int block_of(MatrixFormat format) { return format == MatrixFormat::kNvfp4 ? 16 : 32; }
+
+// Why experts in this format cannot be repacked, whatever they hold; "": they can. `shared_bytes` as below.
+std::string why_no_packing(MatrixFormat format, int64_t shared_bytes);
 // Why the experts of a layer (in host memory) cannot be repacked; "": they can. `shared_bytes` is the shared
 // memory that a block can have on the device.
 std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t shared_bytes);
