@@ -35,7 +35,7 @@ namespace {
 constexpr int64_t kModel = 4096, kWidth = 2048, kChosen = 8;
 
 struct Options {
-  int threads = usable_cpus();
+  int threads = usable_cores();
   std::string isa, activations = "exact";
   double gib = 4;
 };
