@@ -25,6 +25,7 @@
 #include "ops/memory.h"
 #include "ops/mixer_args.h"
 #include "ops/op_args.h"
+#include "ops/step_shape.h"
 #include "quant/matrix.h"
 
 namespace nibble {
@@ -123,6 +124,9 @@ class Ops {
   virtual std::string description() const = 0;
   // What it computes with on this machine, and why: lines for people.
   virtual std::vector<std::string> choices() const { return {}; }
+  // Most bytes of memory() that operations take for themselves in steps up to this one, beside their
+  // arguments.
+  virtual int64_t working_bytes(const StepShape& /*largest*/) const { return 0; }
   // Whether the bytes of matrices of this format that were placed for products are no longer needed behind
   // place() and place_experts().
   virtual bool copies_weights(MatrixFormat /*format*/) const { return false; }

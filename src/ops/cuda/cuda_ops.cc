@@ -16,6 +16,7 @@
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/read_bandwidth.h"
 #include "ops/cuda/tile_linear.h"
+#include "ops/cuda/working_memory.h"
 
 namespace nibble {
 namespace {
@@ -55,6 +56,7 @@ class CudaOps final : public Ops {
   std::vector<std::string> choices() const override {
     return cuda::choices(device_, options_.tensor_cores, options_.graphs);
   }
+  int64_t working_bytes(const StepShape& largest) const override { return cuda::working_bytes(largest); }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights(MatrixFormat /*format*/) const override { return true; }
   Result<double> read_bandwidth() override {
@@ -242,7 +244,7 @@ class CudaOps final : public Ops {
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
     if (experts.tensor) return packed_expert_ffn(args, experts, nullptr, nullptr, false);
-    auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
+    auto* order = scratch<int32_t>(cuda::kWordsOfRoutedRow * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
                                   .token = order,
@@ -364,9 +366,8 @@ class CudaOps final : public Ops {
 
   void attend_to(const AttendArgs& args, const Selection* selection, const PrepareAttendArgs* prepare) {
     if (args.q.rows == 0) return;
-    constexpr int64_t kMostAtOnce = INT64_C(1) << 26;  // floats, where a row needs no more
     const int64_t a_row = cuda::attend_row_scratch(args, selection);
-    const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
+    const int64_t rows = cuda::attend_rows_at_once(args.q.rows, a_row);
     auto* pieces = scratch<float>(rows * a_row, "attend: pieces");
     cuda::attend(stream(), args, selection, prepare, pieces, rows,
                  zeros(rows * (args.q.cols / args.kv.head_dim)));
