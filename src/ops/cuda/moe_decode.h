@@ -1,6 +1,6 @@
 // Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from
-// the normed input to the combined output. Up to kFewTokens rows it routes and groups itself; before more of them
-// runs one small kernel that does it.
+// the normed input to the combined output. Up to kFewTokens rows it routes and groups itself; before more of
+// them runs one small kernel that does it.
 //
 // Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum
 // of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
