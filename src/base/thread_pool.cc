@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -68,10 +69,10 @@ int usable_cores() { return usable_cores(affinity_mask(), ""); }
 int usable_cores(std::span<const int> cpus, const std::string& root) {
   std::set<std::string> cores;  // by their lists of threads
   for (int cpu : cpus) {
-    const std::string name = std::to_string(cpu);
-    std::ifstream file(root + "/sys/devices/system/cpu/cpu" + name + "/topology/thread_siblings_list");
+    std::ifstream file(
+        fmt::format("{}/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", root, cpu));
     std::string threads;
-    cores.insert(file >> threads ? threads : "cpu" + name);
+    cores.insert(file >> threads ? threads : fmt::format("cpu{}", cpu));
   }
   return within_quota(static_cast<int>(cores.size()), root);
 }
