@@ -20,6 +20,12 @@ constexpr int kAttendTileHeads = 4;  // 16 accumulators, 4 keys or vectors of va
 
 NIBBLE_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
+template <class Register>
+NIBBLE_INLINE Register in_register(Register a) {
+  __asm__("" : "+v"(a));
+  return a;
+}
+
 NIBBLE_INLINE Vec zero() { return _mm512_setzero_ps(); }
 NIBBLE_INLINE Vec splat(float x) { return _mm512_set1_ps(x); }
 NIBBLE_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
