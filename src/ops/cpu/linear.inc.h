@@ -206,3 +206,11 @@ void linear_block_of(const Block& block) {
     }
   }
 }
+
+template <class Row>
+void row_major_product(const Block& block) {
+  for (int64_t n = 0; n < block.columns; n += kBlockColumns) {
+    linear_block_of<Row>({block.w, block.x, block.first + n, smaller(kBlockColumns, block.columns - n),
+                          block.first_row, block.rows, block.out + n, block.out_stride});
+  }
+}
