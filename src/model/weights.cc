@@ -269,7 +269,7 @@ class Loader {
     if (spec.router_bias_required || source_.has(prefix_ + names.router_bias)) {
       NIBBLE_RETURN_IF_ERROR(vector(names.router_bias, {spec.experts}, out.router_bias));
     }
-    if (spec.shared_width > 0) NIBBLE_RETURN_IF_ERROR(glu(names.shared, spec.shared_width, out.shared));
+    if (spec.shared_width > 0) NIBBLE_RETURN_IF_ERROR(glu(names.shared, spec.shared_width, out.shared, MatrixUse::kSharedDown));
     if (spec.stacked) return load_stacked_experts(spec, out);
     std::vector<ExpertWeights> experts(static_cast<size_t>(spec.experts));
     for (size_t e = 0; e < experts.size(); ++e) {
@@ -351,10 +351,11 @@ class Loader {
     return {};
   }
 
-  Status glu(const std::string& at, int64_t width, ExpertWeights& out) {
+  Status glu(const std::string& at, int64_t width, ExpertWeights& out,
+             MatrixUse down_use = MatrixUse::kProducts) {
     NIBBLE_RETURN_IF_ERROR(matrix(at + "gate_proj", width, spec_.width, out.gate));
     NIBBLE_RETURN_IF_ERROR(matrix(at + "up_proj", width, spec_.width, out.up));
-    return matrix(at + "down_proj", spec_.width, width, out.down);
+    return matrix(at + "down_proj", spec_.width, width, out.down, down_use);
   }
 
   // A tensor that we do not know might have mattered: better no answer than a wrong one.

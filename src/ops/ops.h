@@ -88,8 +88,8 @@ struct ExpertFfnArgs {
   const Rows<float>& sum() const { return add_to.data != nullptr ? add_to : out; }
 };
 
-// What a matrix is placed for: products, or (also) embed.
-enum class MatrixUse { kProducts, kEmbedding };
+// What a matrix is placed for: products; those of SharedExpert::down; or (also) embed.
+enum class MatrixUse { kProducts, kSharedDown, kEmbedding };
 
 struct Product {
   const Matrix& weight;

@@ -74,6 +74,8 @@ struct Matrix {
 
   // The codes are in an order of the backend that holds them, which alone can read them.
   bool tiled = false;
+  // Tiled BF16 weights, of 12 bits each, without loss.
+  bool in_12_bits = false;
 
   bool empty() const { return codes == nullptr; }
 };

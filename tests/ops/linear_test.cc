@@ -358,4 +358,35 @@ TEST_P(Linear, DenormalActivationsCount) {
 INSTANTIATE_ON_ALL_BACKENDS(Linear);
 
 }  // namespace
+// Backends that hold BF16 weights in 12 bits where almost all of a piece of the matrix have neighbouring
+// exponents: with rows behind them whose exponents are anything, the same weights stay as they are.
+TEST_P(Linear, BF16In12BitsIsBF16) {
+  Random random(21);
+  for (int64_t k : {16, 64, 100, 1040, 3072}) {
+    for (int64_t n : {1, 31, 33, 160}) {
+      TestMatrix plain(random, MatrixFormat::kBF16, n + 64, k, 0.37f);
+      auto* codes = reinterpret_cast<uint16_t*>(plain.codes.data());
+      // Here and there the weights that are far from the others: zeros, tiny and large ones.
+      const uint16_t kFar[] = {0, 0x8000, 1, 0x8003, 0x0080, 0x9234, 0x4A31, 0xC8FF, 0x2B00};
+      for (int64_t i = random.below(300); i < n * k; i += 1 + random.below(2000))
+        codes[i] = kFar[random.below(std::ssize(kFar))];
+      for (int64_t i = n * k; i < (n + 64) * k; ++i) {
+        codes[i] = static_cast<uint16_t>(random.below(0x7F80));
+      }
+      Matrix packed = plain.matrix;
+      packed.n = n;
+      EXPECT_EQ(ops_->ops().place(packed).value().in_12_bits, GetParam().tensor_cores()) << k << " " << n;
+      EXPECT_FALSE(ops_->ops().place(plain.matrix).value().in_12_bits) << k << " " << n;
+      for (int64_t rows : {1, 2, 5, 8, 9, 16, 17, 33, 64, 65, 130}) {
+        const RowsBuffer x = RowsBuffer::random(random, rows, k);
+        const RowsBuffer wanted = run(x, plain.matrix), found = run(x, packed);
+        for (int64_t t = 0; t < rows; ++t) {
+          EXPECT_TRUE(same_bits(found.read().row(t), wanted.read().row(t), n))
+              << "K " << k << ", N " << n << ", row " << t << " of " << rows;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace nibble::testing

@@ -204,7 +204,7 @@ class OnHostData {
     const RouteArgs route_on_device = bring_route(call, route);
     const ExpertFfnArgs experts = bring_experts(call, args);
     if (shared == nullptr) return ops_->routed_ffn(route_on_device, experts);
-    const Matrix down = place(shared->down);
+    const Matrix down = place(shared->down, MatrixUse::kSharedDown);
     const SharedExpert shared_on_device = {call.out(shared->gate), call.in(shared->up), down,
                                            call.out(shared->out)};
     ops_->routed_ffn(route_on_device, experts, &shared_on_device);

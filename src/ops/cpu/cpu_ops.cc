@@ -47,7 +47,7 @@ class CpuOps final : public Ops {
   bool use_host_weights() override { return uses_host_weights_ = true; }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;
-    if (use == MatrixUse::kProducts) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
+    if (use != MatrixUse::kEmbedding) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
     return placed;
   }
 

@@ -100,9 +100,9 @@ class CudaOps final : public Ops {
     const Product product[] = {{w, nullptr, out}};
     do_linears(x, product);
   }
-  // One launch for all matrices of a format in tiles, one each for the others.
+  // One launch for all matrices of a kind of tiles, one each for the others.
   void do_linears(Rows<const float> x, std::span<const Product> products) override {
-    std::vector<MatrixFormat> formats;
+    std::vector<cuda::TileKind> kinds;
     for (const Product& p : products) {
       const Matrix& w = p.weight;
       if (!w.tiled) {
@@ -110,17 +110,17 @@ class CudaOps final : public Ops {
                              {.single = cuda::device_matrix(w, p.bias), .x = x, .out = p.out}, 1, w.n, w.k,
                              x.rows);
         if (p.add_to.data != nullptr) cuda::add(stream(), p.out, p.add_to);
-      } else if (std::find(formats.begin(), formats.end(), w.format) == formats.end()) {
-        formats.push_back(w.format);
+      } else if (std::find(kinds.begin(), kinds.end(), cuda::tile_kind(w)) == kinds.end()) {
+        kinds.push_back(cuda::tile_kind(w));
       }
     }
-    for (MatrixFormat format : formats) tile_linear(format, {.x = x.data, .x_stride = x.stride}, x, products);
+    for (cuda::TileKind kind : kinds) tile_linear(kind, {.x = x.data, .x_stride = x.stride}, x, products);
   }
   void do_norm_linears(Rows<const float> x, const float* weight, float eps, Rows<float> normed,
                        std::span<const Product> products) override {
     if (x.data == normed.data || !can_prepare(x, products))
       return Ops::do_norm_linears(x, weight, eps, normed, products);
-    tile_linear(products[0].weight.format,
+    tile_linear(cuda::tile_kind(products[0].weight),
                 {.x = x.data,
                  .x_stride = x.stride,
                  .prepare = cuda::Prepare::kNorm,
@@ -133,7 +133,7 @@ class CudaOps final : public Ops {
   void do_glu_linear(const ActivationSpec& spec, Rows<float> gate, Rows<const float> up,
                      const Product& product) override {
     if (!can_prepare(gate, {&product, 1})) return Ops::do_glu_linear(spec, gate, up, product);
-    tile_linear(product.weight.format,
+    tile_linear(cuda::tile_kind(product.weight),
                 {.x = gate.data,
                  .x_stride = gate.stride,
                  .prepare = cuda::Prepare::kGlu,
@@ -224,7 +224,7 @@ class CudaOps final : public Ops {
     if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args, shared);
     constexpr int64_t kActivatedBeside = 4;  // rows: then it is an element a lane
     const bool joins =
-        shared != nullptr && shared->down.tiled && cuda::can_join_experts(shared->down.format, args.ids.rows);
+        shared != nullptr && shared->down.tiled && cuda::can_join_experts(cuda::tile_kind(shared->down), args.ids.rows);
     const bool activates = shared != nullptr && !joins && args.ids.rows <= kActivatedBeside;
     packed_expert_ffn(args, experts, &route, joins || activates ? shared : nullptr, joins);
     if (shared == nullptr || joins) return;
@@ -323,19 +323,18 @@ class CudaOps final : public Ops {
                 "expert_ffn");
   }
 
-  // The products of `format` among them, kMaxTileProducts a launch; `launch` says what becomes of x.
-  void tile_linear(MatrixFormat format, cuda::TileLinear launch, Rows<const float> x,
+  // The products of `kind` among them, kMaxTileProducts a launch; `launch` says what becomes of x.
+  void tile_linear(cuda::TileKind kind, cuda::TileLinear launch, Rows<const float> x,
                    std::span<const Product> products) {
     launch.rows = x.rows;
     launch.k = x.cols;
-    launch.workspace =
-        scratch<char>(cuda::tile_linear_workspace_bytes(format, x.rows, x.cols), "linear: rows");
+    launch.workspace = scratch<char>(cuda::tile_linear_workspace_bytes(kind, x.rows, x.cols), "linear: rows");
     auto run = [&] {
-      cuda::check(cuda::tile_linear(format, launch, stream()), "linear");
+      cuda::check(cuda::tile_linear(kind, launch, stream()), "linear");
       launch.count = 0;
     };
     for (const Product& p : products) {
-      if (!p.weight.tiled || p.weight.format != format) continue;
+      if (!p.weight.tiled || cuda::tile_kind(p.weight) != kind) continue;
       const bool adds = p.add_to.data != nullptr;
       const Rows<float>& out = adds ? p.add_to : p.out;
       launch.products[launch.count++] = {.tiles = static_cast<const uint8_t*>(p.weight.codes),
@@ -352,10 +351,12 @@ class CudaOps final : public Ops {
   // Whether one launch prepares the rows and does all products.
   static bool can_prepare(Rows<const float> x, std::span<const Product> products) {
     if (products.empty() || std::ssize(products) > cuda::kMaxTileProducts) return false;
-    const MatrixFormat format = products[0].weight.format;
+    if (!products[0].weight.tiled) return false;
+    const cuda::TileKind kind = cuda::tile_kind(products[0].weight);
     return std::ranges::all_of(
-               products, [&](const Product& p) { return p.weight.tiled && p.weight.format == format; }) &&
-           cuda::can_prepare(format, x.rows, x.cols);
+               products,
+               [&](const Product& p) { return p.weight.tiled && cuda::tile_kind(p.weight) == kind; }) &&
+           cuda::can_prepare(kind, x.rows, x.cols);
   }
 
   void attend_to(const AttendArgs& args, const Selection* selection, const PrepareAttendArgs* prepare) {

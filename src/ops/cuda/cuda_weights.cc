@@ -33,22 +33,37 @@ CudaWeights::CudaWeights(Memory& memory, cudaStream_t stream, int64_t shared_byt
 
 Result<Matrix> CudaWeights::place(const Matrix& host_matrix, MatrixUse use) {
   Matrix placed = host_matrix;
-  if (tensor_cores_ == "off" || !why_no_tiles_.empty() || use != MatrixUse::kProducts ||
+  if (tensor_cores_ == "off" || !why_no_tiles_.empty() || use == MatrixUse::kEmbedding ||
       !can_be_tiles(host_matrix)) {
     NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
     return placed;
   }
-  NIBBLE_ASSIGN_OR_RETURN(
-      Buffer tiles, Buffer::allocate(memory_, tile_bytes(placed.format, placed.n, placed.k), "weights"));
   NIBBLE_RETURN_IF_ERROR(upload_all({&placed}, staging_));
-  check(make_tiles(placed, tiles.as<uint8_t>(), stream_), "weights: tiles");
-  // tile_linear reads weights before it waits for the kernel before it.
-  check(cudaStreamSynchronize(stream_), "weights: tiles");
+  // The kernel that joins the shared expert's last product to the routed ones takes plain BF16.
+  placed.in_12_bits = placed.format == MatrixFormat::kBF16 && use != MatrixUse::kSharedDown;
+  NIBBLE_ASSIGN_OR_RETURN(Buffer tiles, make_tiles_of(placed));
   placed.codes = tiles.as<uint8_t>();
   placed.scales = nullptr;
   placed.tiled = true;
   weights_.push_back(std::move(tiles));
   return placed;
+}
+
+Result<Buffer> CudaWeights::make_tiles_of(Matrix& uploaded) {
+  const TileKind kind = tile_kind(uploaded);
+  NIBBLE_ASSIGN_OR_RETURN(Buffer tiles,
+                          Buffer::allocate(memory_, tile_bytes(kind, uploaded.n, uploaded.k), "weights"));
+  if (does_not_fit_.bytes() == 0) {
+    NIBBLE_ASSIGN_OR_RETURN(does_not_fit_, Buffer::allocate(memory_, sizeof(int), "weights"));
+  }
+  int does_not_fit = 0;
+  memory_.upload(does_not_fit_.as<void>(), &does_not_fit, sizeof(int));
+  check(make_tiles(kind, uploaded, tiles.as<uint8_t>(), does_not_fit_.as<int>(), stream_), "weights: tiles");
+  // This also waits for the tiles: tile_linear reads them before it waits for the kernel before it.
+  memory_.download(&does_not_fit, does_not_fit_.as<void>(), sizeof(int));
+  if (does_not_fit == 0) return tiles;
+  uploaded.in_12_bits = false;
+  return make_tiles_of(uploaded);
 }
 
 Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(

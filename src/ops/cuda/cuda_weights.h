@@ -54,6 +54,9 @@ class CudaWeights {
 
  private:
   Result<std::unique_ptr<PlacedExperts>> place_packed(std::span<const ExpertWeights> host_experts);
+  // The tiles of a matrix, of which codes and scales are on the device, in 12 bits if that is asked for and
+  // can be.
+  Result<Buffer> make_tiles_of(Matrix& uploaded);
   Status place_all(const std::vector<Matrix*>& matrices);
   Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer);
 
@@ -64,7 +67,8 @@ class CudaWeights {
   std::string why_no_tiles_;
   bool warned_ = false;
   std::vector<Buffer> weights_;
-  Buffer staging_;  // a weight on its way to its own order
+  Buffer staging_;       // a weight on its way to its own order
+  Buffer does_not_fit_;  // an int, of make_tiles()
 };
 
 }  // namespace nibble::cuda

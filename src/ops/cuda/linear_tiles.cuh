@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/bf16_in_12.cuh"
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
@@ -11,34 +12,37 @@
 
 namespace nibble::cuda {
 
-// kBF16: a chunk has 64 columns: [2 tiles][2 halves][4 steps][2][8 rows][16 bytes], where the 16 columns of
-// product m16n8k16 number `step` are, for q = 0..3, 16 q + 4 step + 0..3: the first two of each q in the
-// first 16 bytes, the others in the second. So 8 rows of 16 bytes are what ldmatrix and wgmma read at once.
-// The 4-bit formats are those of moe_tiles.h, with 128 columns, of which a lane's are 32 q + 0..31: the first
-// 16 of each are part 0.
-enum class Kind { kBF16, kNvfp4, kMxfp4 };
-
-// visit<Kind>() for the kind of a format that has_tiles(), and `otherwise` for the others.
-template <class Result, class Visit>
-Result with_kind(MatrixFormat format, Result otherwise, Visit visit) {
-  switch (format) {
-    case MatrixFormat::kBF16:
-      return visit.template operator()<Kind::kBF16>();
-    case MatrixFormat::kNvfp4:
-      return visit.template operator()<Kind::kNvfp4>();
-    case MatrixFormat::kMxfp4:
-      return visit.template operator()<Kind::kMxfp4>();
-    default:
-      return otherwise;
+// kBF16, kBF16In12: a chunk has 64 columns, where the 16 columns of product m16n8k16 number `step` are, for q
+// = 0..3, 16 q + 4 step + 0..3. kBF16: [2 tiles][2 halves][4 steps][2][8 rows][16 bytes], the first two
+// columns of each q in the first 16 bytes, the others in the second. So 8 rows of 16 bytes are what ldmatrix
+// and wgmma read at once. kBF16In12: bf16_in_12.cuh. The 4-bit formats are those of moe_tiles.h, with 128
+// columns, of which a lane's are 32 q + 0..31: the first 16 of each are part 0.
+//
+// visit<TileKind>():
+template <class Visit>
+auto with_kind(TileKind kind, Visit visit) {
+  switch (kind) {
+    case TileKind::kBF16:
+      return visit.template operator()<TileKind::kBF16>();
+    case TileKind::kBF16In12:
+      return visit.template operator()<TileKind::kBF16In12>();
+    case TileKind::kNvfp4:
+      return visit.template operator()<TileKind::kNvfp4>();
+    case TileKind::kMxfp4:
+      break;
   }
+  return visit.template operator()<TileKind::kMxfp4>();
 }
 
-template <Kind kKind>
+template <TileKind kKind>
 struct Tiles {
-  static constexpr int kBlock = kKind == Kind::kNvfp4 ? 16 : 32;
-  static constexpr int kParts = kKind == Kind::kBF16 ? 1 : 2;  // of 64 columns
+  static constexpr bool kIsBF16 = is_bf16(kKind);
+  static constexpr int kBlock = kKind == TileKind::kNvfp4 ? 16 : 32;
+  static constexpr int kParts = kIsBF16 ? 1 : 2;  // of 64 columns
   static constexpr int kColumns = 64 * kParts;
-  static constexpr int kBytes = kKind == Kind::kBF16 ? 4096 : chunk_bytes(kBlock);
+  static constexpr int kBytes = kKind == TileKind::kBF16       ? 4096
+                                : kKind == TileKind::kBF16In12 ? bf16_in_12::kBytes
+                                                               : chunk_bytes(kBlock);
 };
 inline constexpr int kTaskRows = 2 * kTileRows;  // of a chunk
 inline constexpr int kBF16StepBytes = 256, kBF16HalfBytes = 4 * kBF16StepBytes;
@@ -64,19 +68,21 @@ __device__ inline float sum_of_ranges(const float* of_range, int step) {
 
 // Where pair p (0 or 1 in the first, 2 or 3 in the second eight) of step `step` of part `part` begins: its
 // column in the chunk, for lane q.
-template <Kind kKind>
+template <TileKind kKind>
 __device__ inline int step_column(int q, int part, int step) {
   return (q * Tiles<kKind>::kParts + part) * 16 + step * 4;
 }
 
 // The operands of one tile's four steps.
-template <Kind kKind>
+template <TileKind kKind>
 __device__ inline void load_tile(const uint8_t* chunk, int tile, int lane, int part, uint32_t (&a)[4][4]) {
   using T = Tiles<kKind>;
-  if constexpr (kKind == Kind::kBF16) {
+  if constexpr (kKind == TileKind::kBF16) {
     const uint8_t* at = chunk + (tile * 2 + lane / 8 % 2) * kBF16HalfBytes + lane / 16 * 128 + lane % 8 * 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) load_matrices(at + step * kBF16StepBytes, a[step]);
+  } else if constexpr (kKind == TileKind::kBF16In12) {
+    bf16_in_12::load_tile(chunk, tile, lane, a);
   } else {
     constexpr int kScaleBytes = 2 * 32 / T::kBlock;
     const uint8_t* at = chunk + 2 * kTileCodeBytes + tile * tile_scale_bytes(T::kBlock) + lane * kScaleBytes;
@@ -107,45 +113,49 @@ struct RowPiece {
 };
 // row null: zeros. vectors: aligned, and all columns are there.
 __device__ inline RowPiece load_piece(const float* row, int column, int k, bool vectors) {
-  RowPiece piece;
+  RowPiece piece = {};
+  if (row == nullptr) return piece;
+  row += column;
+  if (vectors) {
 #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    float4& x = piece.x[v];
-    x = {0, 0, 0, 0};
-    if (row == nullptr) continue;
-    const int c = column + 4 * v;
-    if (vectors) {
-      x = *reinterpret_cast<const float4*>(row + c);
-    } else {
-      if (c < k) x.x = row[c];
-      if (c + 1 < k) x.y = row[c + 1];
-      if (c + 2 < k) x.z = row[c + 2];
-      if (c + 3 < k) x.w = row[c + 3];
-    }
+    for (int v = 0; v < 4; ++v) piece.x[v] = reinterpret_cast<const float4*>(row)[v];
+    return piece;
   }
+#pragma unroll
+  for (int v = 0; v < 4; ++v) piece.x[v] = load_four(row, 4 * v, k - column, false);
   return piece;
 }
-__device__ inline RowPiece times(const RowPiece& piece, float factor) {
-  return {{times(piece.x[0], factor), times(piece.x[1], factor), times(piece.x[2], factor),
-           times(piece.x[3], factor)}};
+// Four columns as two pairs of the high parts, then of the low.
+__device__ inline uint4 split(const float4& x) {
+  uint4 parts;
+  split(x.x, x.y, parts.x, parts.z);
+  split(x.z, x.w, parts.y, parts.w);
+  return parts;
 }
-// As eight pairs of each part.
-__device__ inline void split_piece(const RowPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {
+// Sixteen columns as eight pairs of each part.
+struct SplitPiece {
+  uint4 x[4];
+};
+__device__ inline void split_piece(const SplitPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {
 #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    split(piece.x[v].x, piece.x[v].y, high[2 * v], low[2 * v]);
-    split(piece.x[v].z, piece.x[v].w, high[2 * v + 1], low[2 * v + 1]);
+    high[2 * v] = piece.x[v].x, high[2 * v + 1] = piece.x[v].y;
+    low[2 * v] = piece.x[v].z, low[2 * v + 1] = piece.x[v].w;
   }
+}
+__device__ inline void split_piece(const RowPiece& piece, uint32_t (&high)[8], uint32_t (&low)[8]) {
+  split_piece(SplitPiece{split(piece.x[0]), split(piece.x[1]), split(piece.x[2]), split(piece.x[3])}, high,
+              low);
 }
 
 // A sum, times the scale of its matrix.
-template <Kind kKind>
+template <TileKind kKind>
 __device__ inline float scaled(float sum, float scale) {
-  return sum * (scale * (kKind == Kind::kBF16 ? 1.0f : kUnscale));
+  return sum * (scale * (Tiles<kKind>::kIsBF16 ? 1.0f : kUnscale));
 }
 
 // before: what stands at the output, if the product is added to it.
-template <Kind kKind>
+template <TileKind kKind>
 __device__ inline void finish(float sum, const TileProduct& product, int64_t row, int64_t n, float before) {
   sum = scaled<kKind>(sum, product.scale);
   if (product.bias != nullptr) sum += product.bias[n];

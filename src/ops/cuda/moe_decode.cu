@@ -209,9 +209,9 @@ int64_t moe_decode_shared_bytes(int block) {
 }
 
 // Few rows gain more where they are routed in the same launch, and many where the product is one of its own.
-bool can_join_experts(MatrixFormat format, int64_t tokens) {
+bool can_join_experts(TileKind down, int64_t tokens) {
   constexpr int64_t kFewest = 5, kMost = 64;
-  return format == MatrixFormat::kBF16 && tokens >= kFewest && tokens <= kMost;
+  return down == TileKind::kBF16 && tokens >= kFewest && tokens <= kMost;
 }
 
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {

@@ -17,6 +17,7 @@
 
 #include "ops/activation.h"
 #include "ops/cuda/moe_tiles.h"
+#include "ops/cuda/tile_linear.h"
 #include "ops/op_args.h"
 #include "quant/matrix.h"
 
@@ -90,7 +91,7 @@ int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
 int64_t moe_decode_handed(const MoeShape& shape, int tokens);
 
 // Whether a shared expert can be done with the routed ones.
-bool can_join_experts(MatrixFormat format, int64_t tokens);
+bool can_join_experts(TileKind down, int64_t tokens);
 
 // Writes the tiles of gate and up, or of down, of one expert.
 cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up, uint8_t* to,

@@ -11,7 +11,7 @@ namespace nibble::cuda {
 // ranges of K.
 class SharedProducts {
   static constexpr int kRangesOfWarp = kRanges / kWarps;
-  static constexpr int kChunk = Tiles<Kind::kBF16>::kBytes, kColumns = Tiles<Kind::kBF16>::kColumns;
+  static constexpr int kChunk = Tiles<TileKind::kBF16>::kBytes, kColumns = Tiles<TileKind::kBF16>::kColumns;
   static constexpr int kRowsOfPass = 8, kValues = 8;  // values of a lane, range and pass
   static constexpr int kPassBytes = kRanges * kValues * 32 * 4;
   static constexpr int kPasses = 4;  // between barriers
@@ -71,7 +71,7 @@ class SharedProducts {
   __device__ void multiply(int task, int first_row, float* to) {
     const SharedDown& s = a_.shared;
     const bool whole = s.width % kColumns == 0 && s.gate_stride % 4 == 0 && is_aligned(s.gate);
-    const int column = step_column<Kind::kBF16>(lane_ % 4, 0, 0);
+    const int column = step_column<TileKind::kBF16>(lane_ % 4, 0, 0);
     const int last_row = min(first_row + kPasses * kRowsOfPass, a_.tokens);
     to += warp_ * kRangesOfWarp * kValues * 32 + lane_;
 #pragma unroll 1
@@ -113,7 +113,7 @@ class SharedProducts {
       const float sum = sum_of_ranges(at, kValues * 32);
       if (task * kTaskRows + r >= a_.shape.model) continue;  // nobody would take it
       hand(handed.shared + int64_t{first_row + row} * d + task * kTaskRows + r,
-           __float_as_uint(scaled<Kind::kBF16>(sum, a_.shared.scale)));
+           __float_as_uint(scaled<TileKind::kBF16>(sum, a_.shared.scale)));
     }
   }
 

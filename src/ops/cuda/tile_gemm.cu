@@ -2,7 +2,7 @@
 //
 // A task is 128 weight rows and kTokens rows of x. Of a block's three warpgroups one feeds a ring of stages
 // in shared memory (a chunk of those weight rows, and the same columns of x), and two multiply, 64 weight
-// rows each. Weights of BF16 go from shared memory as they are; 4-bit weights are decoded into registers.
+// rows each. Weights of BF16 go from shared memory as they are; others are decoded into registers.
 // kSplit = 1: a block goes over all of K. kSplit = 4: a cluster of four shares a task, each one group of
 // ranges; every block sends the others their share of the rows of x and finishes its own. Which of them, and
 // how many rows are in a task, is a matter of speed alone: every sum has the order of linear_tiles.cuh.
@@ -26,7 +26,7 @@ constexpr int kGemmRows = kTaskPairs * kTaskRows;
 constexpr int kMaxStages = 12;
 
 // Rows of x lie in units (tile_gemm_rows.cuh).
-template <Kind kKind, int kTokens, int kSplit>
+template <TileKind kKind, int kTokens, int kSplit>
 struct Layout {
   static constexpr int kUnitBytes = kTokens * 256, kPartBytes = kUnitBytes / 2;
   static constexpr int kStepBytes = kTokens * 32;
@@ -57,7 +57,7 @@ Ring ring_of(int row_blocks, int chunks) {
   return {std::min(kMaxStages, L::kRingBytes / (L::kWeightBytes + L::kRowBytes)), false};
 }
 
-template <Kind kKind, int kTokens, int kSplit>
+template <TileKind kKind, int kTokens, int kSplit>
 __global__ void __launch_bounds__(kThreads, 1)
     tile_gemm_kernel(const __grid_constant__ TileLinear p, int tasks, int row_blocks, int units, Ring ring) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -235,11 +235,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (chunk < stop) {
           uint32_t add = 0;
           int previous = 0;
-          for (; chunk < stop; ++chunk) {
+          // Operands in registers stay while they are multiplied; the next come to others meanwhile.
+          uint32_t a[2][4][4];
+          auto multiply = [&](int buffer) {
             barrier_wait(full + stage, parity);
             const int slot = ring.keeps_rows ? chunk - begin : stage;
             const uint64_t rows = operand_at(rows0, slot * L::kRowBytes);
-            if constexpr (kKind == Kind::kBF16) {
+            if constexpr (kKind == TileKind::kBF16) {
               const uint64_t weights = operand_at(weights0, stage * L::kWeightBytes);
               wgmma_begin();
 #pragma unroll
@@ -252,16 +254,15 @@ __global__ void __launch_bounds__(kThreads, 1)
               wgmma_commit();
               wgmma_wait<1>();
             } else {
-              uint32_t a[2][4][4];
 #pragma unroll
-              for (int part = 0; part < 2; ++part) {
+              for (int part = 0; part < T::kParts; ++part, ++buffer) {
                 load_tile<kKind>(weights_ring + stage * L::kWeightBytes + pair * T::kBytes, warp % 2, lane,
-                                 part, a[part]);
+                                 part, a[buffer]);
                 wgmma_begin();
 #pragma unroll
                 for (int step = 0; step < 4; ++step) {
                   const uint64_t b = operand_at(rows, part * L::kUnitBytes + step * L::kStepBytes);
-                  const auto& w = a[part][step];
+                  const auto& w = a[buffer][step];
                   wgmma(products, w[0], w[1], w[2], w[3], b, part == 0 && step == 0 ? add : 1);
                   wgmma(products, w[0], w[1], w[2], w[3], operand_at(b, L::kPartBytes), 1);
                 }
@@ -273,6 +274,11 @@ __global__ void __launch_bounds__(kThreads, 1)
             previous = stage;
             add = 1;
             if (++stage == ring.stages) stage = 0, parity ^= 1;
+            ++chunk;
+          };
+          while (chunk < stop) {
+            multiply(0);
+            if (kKind == TileKind::kBF16In12 && chunk < stop) multiply(1);
           }
           wgmma_wait<0>();
           wgmma_settled(products);
@@ -315,7 +321,7 @@ constexpr int tokens_of_task(int64_t rows, int most) {
 }
 
 // How many clusters of kSplit blocks run at once: not all multiprocessors have neighbours for one.
-template <Kind kKind, int kTokens, int kSplit>
+template <TileKind kKind, int kTokens, int kSplit>
 cudaError_t clusters_at_once(int& clusters) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -333,7 +339,7 @@ cudaError_t clusters_at_once(int& clusters) {
   return error == cudaSuccess && clusters == 0 ? cudaErrorLaunchOutOfResources : error;
 }
 
-template <Kind kKind, int kTokens, int kSplit>
+template <TileKind kKind, int kTokens, int kSplit>
 cudaError_t launch_split(const TileLinear& args, cudaStream_t stream) {
   using L = Layout<kKind, kTokens, kSplit>;
   static_assert(kSplit == 1 || kSplit == kGroups);
@@ -359,21 +365,21 @@ cudaError_t launch_split(const TileLinear& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <Kind kKind>
+template <TileKind kKind>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  constexpr int kMost = kKind == Kind::kBF16 ? 128 : 64;
+  constexpr int kMost = kKind == TileKind::kBF16 ? 128 : 64;
   switch (tokens_of_task(args.rows, kMost)) {
     case 16:
       return launch_split<kKind, 16, 4>(args, stream);
     case 32:
       return launch_split<kKind, 32, 4>(args, stream);
     default:
-      if (kMost > 64 && args.rows <= 64) return launch_split<kKind, 64, 4>(args, stream);
+      if (Tiles<kKind>::kIsBF16 && args.rows <= 64) return launch_split<kKind, 64, 4>(args, stream);
   }
   // A quarter of a task each is more even, a whole one is faster in itself.
   const int64_t tasks = tile_count(args, kGemmRows) * ((args.rows + kMost - 1) / kMost);
@@ -390,9 +396,8 @@ int64_t tile_gemm_workspace_bytes(int64_t rows, int64_t k) {
   return (rows + tokens - 1) / tokens * tokens * ((k + 127) / 128 * 128) * 4;
 }
 
-cudaError_t tile_gemm(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
-  return with_kind(format, cudaErrorInvalidValue,
-                   [&]<Kind kKind>() -> cudaError_t { return launch<kKind>(args, stream); });
+cudaError_t tile_gemm(TileKind kind, const TileLinear& args, cudaStream_t stream) {
+  return with_kind(kind, [&]<TileKind kKind>() { return launch<kKind>(args, stream); });
 }
 
 }  // namespace nibble::cuda

@@ -9,7 +9,7 @@
 namespace nibble::cuda {
 
 // x, or the activation of x and up.
-template <Kind kKind, int kTokens>
+template <TileKind kKind, int kTokens>
 __global__ void split_rows(const __grid_constant__ TileLinear p, int units) {
   using T = Tiles<kKind>;
   after_kernel_before();
@@ -38,7 +38,7 @@ __global__ void split_rows(const __grid_constant__ TileLinear p, int units) {
 }
 
 // The norm of x, a block a row.
-template <Kind kKind, int kTokens>
+template <TileKind kKind, int kTokens>
 __global__ void norm_and_split_rows(const __grid_constant__ TileLinear p, int units) {
   using T = Tiles<kKind>;
   after_kernel_before();

@@ -1,9 +1,9 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/linear_tiles.cuh"
-#include "ops/cuda/moe_decode.h"
 #include "ops/cuda/tile_gemm.h"
 #include "ops/cuda/tile_linear.h"
 
@@ -14,69 +14,63 @@ constexpr int kWarps = kRanges;
 constexpr int kStages = 2;  // chunks of a warp that are under way; more of them slow down what runs before
 constexpr int kTokensOfTile = 8;
 
-__global__ void make_bf16_tiles(const uint16_t* codes, int n, int k, uint8_t* to, int64_t units) {
-  const int chunks = (k + 63) / 64;
-  for (int64_t id = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; id < units;
-       id += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const int r = id % 8, eight = id / 8 % 2, step = id / 16 % 4, half = id / 64 % 2, tile = id / 128 % 2;
-    const int chunk = id / 256 % chunks;
-    const int64_t row = id / 256 / chunks * kTaskRows + tile * kTileRows + half * 8 + r;
-    uint32_t words[4] = {};
-    for (int i = 0; i < 8; ++i) {
-      const int column = chunk * 64 + step_column<Kind::kBF16>(i / 2, 0, step) + 2 * eight + i % 2;
-      if (row < n && column < k)
-        words[i / 2] |= static_cast<uint32_t>(codes[row * k + column]) << (16 * (i % 2));
-    }
-    reinterpret_cast<uint4*>(to)[id] = {words[0], words[1], words[2], words[3]};
-  }
-}
-
-// The rings, their barriers, the factors of norms, the sums; rows that are prepared come behind them.
+// The rings, their barriers, the factors of norms, the sums of two tasks; rows that are prepared come behind
+// them.
 constexpr int kBarrierBytes = kWarps * kStages * 8, kFactorBytes = 128;
-template <Kind kKind, int kTiles>
+template <int kTiles>
+constexpr int kTaskSums = kWarps* kTiles * 8 * 32;
+template <TileKind kKind, int kTiles>
 constexpr int kSharedBytes =
-    kWarps* kStages* Tiles<kKind>::kBytes + kBarrierBytes + kFactorBytes + kWarps* kTiles * 8 * 32 * 4;
-static_assert(kFactorBytes >= few_rows(MatrixFormat::kBF16) * sizeof(float));
+    kWarps* kStages* Tiles<kKind>::kBytes + kBarrierBytes + kFactorBytes + 2 * kTaskSums<kTiles> * 4;
+static_assert(kFactorBytes >= few_rows(TileKind::kBF16) * sizeof(float));
 
-// A prepared row: its columns in chunks, zero beyond k. In a chunk the four columns that lanes q = 0..3 read
-// at the same time lie side by side, and rows are apart so that those of two rows are in different banks.
+// A prepared row: its columns in chunks, zero beyond k, four of them split in two parts. In a chunk those
+// that lanes q = 0..3 read at the same time lie side by side, and rows are apart so that those of two rows
+// are in different banks.
 __host__ __device__ constexpr int prepared_pitch(int64_t k) {
   return static_cast<int>((k + 127) / 128 * 128) + 16;
 }
 int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * prepared_pitch(k) * 4; }
-// Where four columns, of which `four` counts, lie in a row.
-template <Kind kKind>
+// Where four columns, of which `four` counts, lie in a row, in their 16 bytes.
+template <TileKind kKind>
 __device__ int prepared_place(int four) {
   constexpr int kOfChunk = Tiles<kKind>::kColumns / 4, kOfLane = kOfChunk / 4;
   const int in_chunk = four % kOfChunk;
   return four - in_chunk + in_chunk % kOfLane * 4 + in_chunk / kOfLane;
 }
 // What lane q reads of a chunk.
-template <Kind kKind>
-__device__ RowPiece prepared_piece(const float* row, int chunk, int part, int q) {
-  RowPiece piece = {};
+template <TileKind kKind>
+__device__ SplitPiece prepared_piece(const float* row, int chunk, int part, int q) {
+  SplitPiece piece = {};
   if (row == nullptr) return piece;
-  const auto* fours = reinterpret_cast<const float4*>(row + chunk * Tiles<kKind>::kColumns) + part * 16 + q;
+  const auto* fours = reinterpret_cast<const uint4*>(row + chunk * Tiles<kKind>::kColumns) + part * 16 + q;
 #pragma unroll
   for (int v = 0; v < 4; ++v) piece.x[v] = fours[v * 4];
   return piece;
 }
 
 // Activated rows on their way, by all of a multiprocessor's threads.
-template <Kind kKind>
+template <TileKind kKind>
 __device__ void activate_rows(const TileLinear& p, float* to) {
-  const int k = static_cast<int>(p.k), columns = (k + 127) / 128 * 128;
-  for (int r = 0; r < p.rows; ++r, to += prepared_pitch(k)) {
-    const float *x = p.x + r * p.x_stride, *up = p.up + r * p.up_stride;
-    for (int c = static_cast<int>(threadIdx.x); c < columns; c += kWarps * 32)
-      to[prepared_place<kKind>(c / 4) * 4 + c % 4] = c < k ? activated(p.activation, x[c], up[c]) : 0.0f;
+  const int k = static_cast<int>(p.k), fours = (k + 127) / 128 * 32;
+  const bool vectors =
+      k % 4 == 0 && p.x_stride % 4 == 0 && p.up_stride % 4 == 0 && is_aligned(p.x) && is_aligned(p.up);
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(p.rows) * fours; i += kWarps * 32) {
+    const int row = i / fours, c = i % fours * 4;
+    const float4 x = load_four(p.x + row * p.x_stride, c, k, vectors);
+    const float4 up = load_four(p.up + row * p.up_stride, c, k, vectors);
+    const float4 h = {c < k ? activated(p.activation, x.x, up.x) : 0,
+                      c + 1 < k ? activated(p.activation, x.y, up.y) : 0,
+                      c + 2 < k ? activated(p.activation, x.z, up.z) : 0,
+                      c + 3 < k ? activated(p.activation, x.w, up.w) : 0};
+    reinterpret_cast<uint4*>(to + row * prepared_pitch(k))[prepared_place<kKind>(i % fours)] = split(h);
   }
   __syncthreads();
 }
 
-// Rows times the norm's weight, likewise; factors [rows] are what they are yet to be multiplied by. The
-// normed rows, which others need, too: a share of them by each block. pieces: [rows][pieces of a row].
-template <Kind kKind>
+// Normed rows, likewise; and as they are, which others need, too: a share of them by each block. pieces:
+// [rows][pieces of a row], factors [rows]: room.
+template <TileKind kKind>
 __device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* factors) {
   const int k = static_cast<int>(p.k), rows = static_cast<int>(p.rows),
             thread = static_cast<int>(threadIdx.x);
@@ -113,16 +107,19 @@ __device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* 
   }
   __syncthreads();
   const int share = (all + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int end = min(all, (static_cast<int>(blockIdx.x) + 1) * share);
-  for (int i = static_cast<int>(blockIdx.x) * share + thread; i < end; i += kStep) {
+  const int begin = static_cast<int>(blockIdx.x) * share, end = begin + share;
+  for (int i = thread; i < all; i += kStep) {
     const int row = i / fours, four = i % fours;
-    store_four(p.normed + row * p.normed_stride, four * 4, k, times(*at(row, four), factors[row]));
+    const float4 x = times(*at(row, four), factors[row]);
+    *reinterpret_cast<uint4*>(at(row, four)) = split(x);
+    if (i >= begin && i < end) store_four(p.normed + row * p.normed_stride, four * 4, k, x);
   }
+  __syncthreads();
 }
 
 // A warp owns a range of K and a ring of its chunks; a task is 32 weight rows of one matrix and kTiles * 8
 // rows of x. kPrepares: each block prepares all of these, which are one tile.
-template <Kind kKind, int kTiles, bool kPrepares>
+template <TileKind kKind, int kTiles, bool kPrepares>
 __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear p, int tasks, int passes) {
   using T = Tiles<kKind>;
   extern __shared__ __align__(128) uint8_t shared[];
@@ -175,18 +172,17 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   const float* x = p.x;
   int64_t x_stride = p.x_stride;
   const bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && is_aligned(x);
-  float factor = 1;  // of this lane's row, where it is normed
   if constexpr (kPrepares) {
     auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
     if (p.prepare == Prepare::kNorm) {
       norm_rows<kKind>(p, prepared, sums_shared, factors);
-      if (g < p.rows) factor = factors[g];
     } else {
       activate_rows<kKind>(p, prepared);
     }
     x = prepared;
     x_stride = prepared_pitch(p.k);
   }
+  float* sums_of_task = sums_shared;
   for (int task = blockIdx.x; task < tasks; task += static_cast<int>(gridDim.x)) {
     const int row0 = task % passes * kTokens;
     const float* rows[kTiles];  // this lane's token of each tile; null: no such row
@@ -196,7 +192,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       rows[n] = row < p.rows ? x + row * x_stride : nullptr;
     }
     // A piece of x ahead, which may have to come from L2.
-    RowPiece next[kTiles];
+    std::conditional_t<kPrepares, SplitPiece, RowPiece> next[kTiles];
     auto load = [&](int c, int part) {
       const int column = (first + c) * T::kColumns + step_column<kKind>(q, part, 0);
 #pragma unroll
@@ -208,7 +204,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         }
       }
     };
-    constexpr int kValues = kTiles * 8;
+    constexpr int kValues = kTiles * 8, kSums = kTaskSums<kTiles>;
     const auto [product, pair] = tile_place(p, task / passes, kTaskRows);
     float before = 0;  // of this thread's output, asked for early
     if constexpr (kTiles == 1) {
@@ -226,7 +222,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         uint32_t high[kTiles][8], low[kTiles][8];
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
-          if (kPrepares && p.prepare == Prepare::kNorm) next[n] = times(next[n], factor);
           split_piece(next[n], high[n], low[n]);
         }
         if (part + 1 < T::kParts) {
@@ -265,15 +260,15 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
     }
 #pragma unroll
     for (int v = 0; v < kValues; ++v) {
-      sums_shared[(warp * kValues + v) * 32 + lane] = sums[v / 8][v / 4 % 2][v % 4];
+      sums_of_task[(warp * kValues + v) * 32 + lane] = sums[v / 8][v / 4 % 2][v % 4];
     }
-    __syncthreads();
+    __syncthreads();  // the next task's sums go elsewhere, and those behind it come behind its barrier
     for (int id = static_cast<int>(threadIdx.x); id < kValues * 32; id += kWarps * 32) {
       // Threads beside each other have weight rows beside each other.
       const int r = id % kTaskRows, token = id / kTaskRows;
       const int v = token / kTokensOfTile * 8 + r / 8 * 2 + token % 2;
       const int from_lane = r % 8 * 4 + token % kTokensOfTile / 2;
-      const float sum = sum_of_ranges(sums_shared + v * 32 + from_lane, kValues * 32);
+      const float sum = sum_of_ranges(sums_of_task + v * 32 + from_lane, kValues * 32);
       const int64_t n = static_cast<int64_t>(pair) * kTaskRows + r;
       if (n >= product.n || row0 + token >= p.rows) continue;
       if constexpr (kTiles > 1) {
@@ -281,11 +276,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
       }
       finish<kKind>(sum, product, row0 + token, n, before);
     }
-    __syncthreads();
+    sums_of_task = sums_of_task == sums_shared ? sums_shared + kSums : sums_shared;
   }
 }
 
-template <Kind kKind, int kTiles, bool kPrepares>
+template <TileKind kKind, int kTiles, bool kPrepares>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
   const int64_t prepared = kPrepares ? prepared_bytes(args.rows, args.k) : 0;
@@ -304,7 +299,7 @@ cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <Kind kKind>
+template <TileKind kKind>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   if (args.prepare != Prepare::kNothing) return launch<kKind, 1, true>(args, stream);
   return args.rows <= kTokensOfTile ? launch<kKind, 1, false>(args, stream)
@@ -313,33 +308,11 @@ cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
 
 }  // namespace
 
-bool has_tiles(MatrixFormat format) {
-  return format == MatrixFormat::kBF16 || format == MatrixFormat::kNvfp4 || format == MatrixFormat::kMxfp4;
-}
-
-int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {
-  const int64_t pairs = (n + kTaskRows - 1) / kTaskRows;
-  if (format == MatrixFormat::kBF16) return pairs * ((k + 63) / 64) * Tiles<Kind::kBF16>::kBytes;
-  return pairs * ((k + 127) / 128) * chunk_bytes(format == MatrixFormat::kNvfp4 ? 16 : 32);
-}
-
-cudaError_t make_tiles(const Matrix& m, uint8_t* to, cudaStream_t stream) {
-  const int n = static_cast<int>(m.n), k = static_cast<int>(m.k);
-  if (m.format != MatrixFormat::kBF16) {
-    return make_4bit_tiles(static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales), n, k,
-                           m.format == MatrixFormat::kNvfp4 ? 16 : 32, to, stream);
-  }
-  const int64_t units = tile_bytes(m.format, m.n, m.k) / 16;
-  make_bf16_tiles<<<static_cast<unsigned>(std::min<int64_t>((units + 255) / 256, 65535)), 256, 0, stream>>>(
-      static_cast<const uint16_t*>(m.codes), n, k, to, units);
-  return cudaGetLastError();
-}
-
 // Whether so many rows are done by tile_gemm.
-static bool is_gemm([[maybe_unused]] MatrixFormat format, [[maybe_unused]] int64_t rows) {
+static bool is_gemm([[maybe_unused]] TileKind kind, [[maybe_unused]] int64_t rows) {
 #ifdef NIBBLE_SM90A
   int device = 0, major = 0;
-  return rows > few_rows(format) && cudaGetDevice(&device) == cudaSuccess &&
+  return rows > few_rows(kind) && cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
          major == 9;
 #else
@@ -347,29 +320,27 @@ static bool is_gemm([[maybe_unused]] MatrixFormat format, [[maybe_unused]] int64
 #endif
 }
 
-bool can_prepare(MatrixFormat format, int64_t rows, int64_t k) {
-  if (is_gemm(format, rows)) return true;
-  if (rows > few_rows(format)) return false;
-  const int shared =
-      with_kind(format, kMaxSharedBytes, []<Kind kKind>() -> int { return kSharedBytes<kKind, 1>; });
+bool can_prepare(TileKind kind, int64_t rows, int64_t k) {
+  if (is_gemm(kind, rows)) return true;
+  if (rows > few_rows(kind)) return false;
+  const int shared = with_kind(kind, []<TileKind kKind>() -> int { return kSharedBytes<kKind, 1>; });
   return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;
 }
 
-int64_t tile_linear_workspace_bytes(MatrixFormat format, int64_t rows, int64_t k) {
-  return rows <= few_rows(format) ? 0 : tile_gemm_workspace_bytes(rows, k);
+int64_t tile_linear_workspace_bytes(TileKind kind, int64_t rows, int64_t k) {
+  return rows <= few_rows(kind) ? 0 : tile_gemm_workspace_bytes(rows, k);
 }
 
-cudaError_t tile_linear_few(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
-  return with_kind(format, cudaErrorInvalidValue,
-                   [&]<Kind kKind>() -> cudaError_t { return launch<kKind>(args, stream); });
+cudaError_t tile_linear_few(TileKind kind, const TileLinear& args, cudaStream_t stream) {
+  return with_kind(kind, [&]<TileKind kKind>() { return launch<kKind>(args, stream); });
 }
 
-cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream) {
+cudaError_t tile_linear(TileKind kind, const TileLinear& args, cudaStream_t stream) {
   if (args.rows == 0 || args.count == 0) return cudaSuccess;
 #ifdef NIBBLE_SM90A
-  if (is_gemm(format, args.rows)) return tile_gemm(format, args, stream);
+  if (is_gemm(kind, args.rows)) return tile_gemm(kind, args, stream);
 #endif
-  return tile_linear_few(format, args, stream);
+  return tile_linear_few(kind, args, stream);
 }
 
 }  // namespace nibble::cuda

@@ -16,13 +16,23 @@ namespace nibble::cuda {
 // Shared memory of a block that these kernels are laid out for: what Hopper has. Not every device does.
 inline constexpr int kMaxSharedBytes = 227 << 10;
 
+// The forms of tiles. kBF16In12 holds the same weights in three quarters of the bytes, and products have the
+// same bits.
+enum class TileKind { kBF16, kBF16In12, kNvfp4, kMxfp4 };
+constexpr bool is_bf16(TileKind kind) { return kind == TileKind::kBF16 || kind == TileKind::kBF16In12; }
+
+// Of a matrix as it is, or is to be, in tiles; REQUIRES a format that has_tiles().
+TileKind tile_kind(const Matrix& matrix);
+
 // Whether matrices of this format can be brought into tiles.
 bool has_tiles(MatrixFormat format);
-int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k);
+int64_t tile_bytes(TileKind kind, int64_t n, int64_t k);
 
 // Writes the tiles of `matrix`, whose codes and scales are the disk's, in device memory. Codes of a block
-// with a zero scale become zero; e8m0 scales are as why_not_tiles() (moe_formats.h) wants them.
-cudaError_t make_tiles(const Matrix& matrix, uint8_t* to, cudaStream_t stream);
+// with a zero scale become zero; e8m0 scales are as why_not_tiles() (moe_formats.h) wants them. kBF16In12:
+// *does_not_fit becomes 1 where some weights cannot be in that form, and then the tiles are none.
+cudaError_t make_tiles(TileKind kind, const Matrix& matrix, uint8_t* to, int* does_not_fit,
+                       cudaStream_t stream);
 
 struct TileProduct {
   const uint8_t* tiles = nullptr;
@@ -38,7 +48,7 @@ inline constexpr int kMaxTileProducts = 8;
 
 enum class Prepare { kNothing, kNorm, kGlu };
 
-// Several matrices of one format and k times the same rows.
+// Several matrices of one kind and k times the same rows.
 struct TileLinear {
   TileProduct products[kMaxTileProducts];
   int count = 0;
@@ -60,9 +70,9 @@ struct TileLinear {
 };
 // Few rows, which every multiprocessor then prepares for itself; or rows that go through a kernel of their
 // own on their way anyway.
-bool can_prepare(MatrixFormat format, int64_t rows, int64_t k);
+bool can_prepare(TileKind kind, int64_t rows, int64_t k);
 // For few rows none: then every warp splits what it reads of x in two; for more a kernel does it once.
-int64_t tile_linear_workspace_bytes(MatrixFormat format, int64_t rows, int64_t k);
-cudaError_t tile_linear(MatrixFormat format, const TileLinear& args, cudaStream_t stream);
+int64_t tile_linear_workspace_bytes(TileKind kind, int64_t rows, int64_t k);
+cudaError_t tile_linear(TileKind kind, const TileLinear& args, cudaStream_t stream);
 
 }  // namespace nibble::cuda
