@@ -121,7 +121,7 @@ TEST(Bf16In12, MarksNoMoreThanItMust) {
 }
 
 TEST(Bf16In12, PaysWhereItSavesBytes) {
-  // 196 bytes for 256, and 256 more where marked: an eighth and a half must be left.
+  // 196 bytes for 256, and 256 more where marked; three of 16 must be saved.
   EXPECT_TRUE(cpu::pays_in_12(1000, 1280, 0));
   EXPECT_TRUE(cpu::pays_in_12(1000, 1280, 460));
   EXPECT_FALSE(cpu::pays_in_12(1000, 1280, 480));

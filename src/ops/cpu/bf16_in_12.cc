@@ -82,7 +82,7 @@ int64_t bytes_in_12(int64_t n, int64_t k, int64_t marked) {
 }
 
 bool pays_in_12(int64_t n, int64_t k, int64_t marked) {
-  return bytes_in_12(n, k, marked) <= matrix_bytes(MatrixFormat::kBF16, n, k) / 16 * 13;
+  return bytes_in_12(n, k, marked) <= matrix_bytes(MatrixFormat::kBF16, n, k) * 13 / 16;
 }
 
 void put_in_12(const Matrix& matrix, int64_t first, int64_t last, int64_t marked_before, uint8_t* to) {

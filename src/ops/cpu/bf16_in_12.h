@@ -13,7 +13,8 @@
 // marked: it holds the distance in bytes, as int64, from itself to a run of 16-bit codes in the same order,
 // columns 96 to 127 last.
 //
-// A matrix is its runs, row after row; the bases (exponent << 7) of all; the plain runs.
+// A matrix is its runs, row after row; the bases of all (exponent << 7 as uint32, in both halves; a marked
+// run's is 0xFFFFFFFF); the runs of 16-bit codes. That is 12.25 bits a weight, and for a marked run 28.25.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ namespace nibble::cpu {
 int64_t count_marked_runs(const Matrix& matrix, int64_t first, int64_t last);
 // The bytes of an [n, k] matrix in 12 bits with so many marked runs.
 int64_t bytes_in_12(int64_t n, int64_t k, int64_t marked);
-// Whether it is worth it: not where too many runs are marked, or the last ones are mostly filling.
+// Whether it is worth it, which is where it saves 3 bytes of 16: not where more than about one run in 20 is
+// marked (pruned weights), or where the last runs are mostly filling.
 bool pays_in_12(int64_t n, int64_t k, int64_t marked);
 // Where the bases begin among those bytes.
 int64_t bases_offset(int64_t n, int64_t k);

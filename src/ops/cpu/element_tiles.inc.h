@@ -1,6 +1,6 @@
 // A block of linear for up to Product::kMostRows activation rows and weights with a code for each element
 // (F32, F16, BF16, E4M3 without block scales; pairs of BF16): with so few rows a decoded copy of the weights,
-// as the buffered path makes it, costs more than the products. Each tile of up to Product::kTileRows x
+// as the buffered path makes it, costs more than the products. Each tile of up to Row::kTileRows x
 // kElementTileColumns goes over all of K and decodes in registers; the order of the sum is that of
 // linear.inc.h, and so are the bits.
 //

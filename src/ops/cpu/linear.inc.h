@@ -8,7 +8,8 @@
 // the tensor scale. Bytes: the weights once for each 128 rows, the activations once for each 16 weight rows.
 //
 // Three paths with the same bits:
-//   elements  up to Product::kMostRows rows of a format without block scales: element_tiles.inc.h
+//   elements  up to Product::kMostRows rows of a format without block scales: element_tiles.inc.h, of BF16 in
+//             12 bits with bf16_in_12.inc.h
 //   fused     up to kFusedRows rows: decode in registers, each weight serves all rows at once
 //   buffered  more rows: 16 weight rows x 1024 columns are decoded into 72 KB of floats (L2), and register
 //             tiles of kTileColumns x kTileRows run over them; a row tile's activations (24 KB) stay in L1

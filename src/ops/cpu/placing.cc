@@ -61,7 +61,7 @@ void point_to(const Placing& p, uint8_t* to) {
       return;
     case Order::kIn12:
       m.scales = to + bases_offset(m.n, m.k);
-      m.tiled = true;
+      m.tiled = m.in_12_bits = true;
       return;
     case Order::kAsItIs:
       if (p.from.scales != nullptr) m.scales = to + matrix_code_bytes(m.format, m.n, m.k);

@@ -40,9 +40,9 @@ Weights kernel_weights(const Matrix& matrix, Rounding rounding) {
                                   : kernel_format(matrix.format);
   if (format.packing == Packing::kFixed && rounding.int8) format.packing = Packing::kInt8;
   const bool pairs = format.kernels == WeightFormat::kBF16 && rounding.pairs && matrix.k % 2 == 0;
-  if (matrix.tiled && matrix.format == kBF16) format.kernels = WeightFormat::kBF16In12;
+  if (matrix.in_12_bits) format.kernels = WeightFormat::kBF16In12;
   if (pairs) {
-    format.kernels = matrix.tiled ? WeightFormat::kBF16In12Pairs : WeightFormat::kBF16Pairs;
+    format.kernels = matrix.in_12_bits ? WeightFormat::kBF16In12Pairs : WeightFormat::kBF16Pairs;
     format.packing = Packing::kPairs;
   }
   const MatrixFormatInfo& info = matrix_format_info(matrix.format);
