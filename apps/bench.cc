@@ -82,7 +82,9 @@ void print_table(const Report& report, const BenchOptions& options) {
       "\n{}; experts in {}; {:.2f} GB of weights, read ceiling {:.2f} GB/s (measured in this run).\n"
       "Median of {} repetitions from an empty context; random token ids; of sampling, the search for the 64 "
       "largest\n"
-      "logits is included. GB are those of weights, and of routed experts those that were chosen.\n",
+      "logits is included. GB are those of weights as the files have them (BF16 may be read in 12 bits), and "
+      "of\n"
+      "routed experts those that were chosen.\n",
       report.device, report.arithmetic, static_cast<double>(report.weight_bytes) / 1e9,
       report.read_ceiling / 1e9, options.repetitions);
   if (options.model.cpu_activations != "exact") {

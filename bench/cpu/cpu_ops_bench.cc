@@ -10,11 +10,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -258,24 +260,48 @@ void small_operations(Bench& bench, int64_t rows) {
   });
 }
 
+// Normal numbers, as weights are about, in huge pages, as the backend has them.
+Buffer bf16_weights(int64_t count) {
+  std::vector<uint16_t> codes(size_t{1} << 22);
+  std::minstd_rand random(2);
+  std::normal_distribution<float> normal(0.0f, 0.02f);
+  for (uint16_t& code : codes) code = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+  Buffer weights = Buffer::allocate(host_memory(), count * 2, "weights").value();
+  use_huge_pages(weights);
+  for (int64_t at = 0; at < count; at += std::ssize(codes))
+    std::copy_n(codes.data(), std::min(std::ssize(codes), count - at), weights.as<uint16_t>() + at);
+  return weights;
+}
+
+// As the file has them, and as place() makes them; bytes are those of 16 bits for both.
 void bf16_products(Bench& bench, int64_t kK) {
   const int64_t kN = (int64_t{1} << 27) / kK;  // 256 MB, beyond the caches
-  std::vector<uint16_t> codes;
+  std::optional<Buffer> weights;
+  std::vector<Matrix> plain, placed;
   for (int64_t rows : {1, 2, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64, 256}) {
-    const int64_t n = rows <= 16 ? 4096 : 1024, matrices = kN / n;
+    const int64_t n = rows <= 16 ? 4096 : 1024;
     const std::string name = fmt::format("bf16 {} x {}, {} rows", n, kK, rows);
     if (!bench.wants(name)) continue;
-    for (size_t i = codes.size(); i < static_cast<size_t>(kN * kK); ++i) {
-      codes.push_back(static_cast<uint16_t>(0x3C00 + i * 7 % 512));
+    if (!weights) weights = bf16_weights(kN * kK);
+    if (plain.empty() || plain[0].n != n) {
+      plain.clear(), placed.clear();
+      for (int64_t first = 0; first < kN; first += n) {
+        Matrix w{.format = MatrixFormat::kBF16, .n = n, .k = kK};
+        w.codes = weights->as<uint16_t>() + first * kK;
+        plain.push_back(w);
+        placed.push_back(bench.ops().place(w).value());
+      }
     }
     const std::vector<float> x = random_floats(rows * kK);
     std::vector<float> out(static_cast<size_t>(rows * n));
-    int64_t turn = 0;
-    bench.row(name, 2.0 * static_cast<double>(n * kK), 2.0 * static_cast<double>(rows * n * kK), [&] {
-      Matrix w{.format = MatrixFormat::kBF16, .n = n, .k = kK};
-      w.codes = reinterpret_cast<const uint8_t*>(codes.data() + turn++ % matrices * n * kK);
-      bench.ops().linear({x.data(), rows, kK}, w, {out.data(), rows, n});
-    });
+    for (const std::vector<Matrix>* matrices : {&plain, &placed}) {
+      size_t turn = 0;
+      bench.row(name + (matrices == &placed ? ", placed" : ""), 2.0 * static_cast<double>(n * kK),
+                2.0 * static_cast<double>(rows * n * kK), [&] {
+                  bench.ops().linear({x.data(), rows, kK}, (*matrices)[turn++ % matrices->size()],
+                                     {out.data(), rows, n});
+                });
+    }
   }
 }
 

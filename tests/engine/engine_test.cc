@@ -51,7 +51,7 @@ Request request(Engine& engine, const std::string& prompt, uint64_t seed, int64_
 }
 
 TEST(Engine, GreedyTextOfTheDemoModel) {
-  GoldenFile golden(source_directory() + "/tests/golden/demo/golden.safetensors");
+  GoldenFile golden(golden_directory("demo") + "/golden.safetensors");
   auto engine = load();
   Request r;
   r.prompt = golden.get<int32_t>("prompt.0");

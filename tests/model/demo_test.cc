@@ -21,7 +21,7 @@ class Demo : public testing::TestWithParam<std::string> {
     return model;
   }
 
-  GoldenFile golden_{source_directory() + "/tests/golden/demo/golden.safetensors"};
+  GoldenFile golden_{golden_directory("demo") + "/golden.safetensors"};
 };
 
 TEST_P(Demo, SixGreedyContinuations) {

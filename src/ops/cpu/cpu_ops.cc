@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -14,6 +14,7 @@
 #include "ops/cpu/expert_ffn.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/mixers.h"
+#include "ops/cpu/placing.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/tasks.h"
 #include "ops/cpu/weight_tiles.h"
@@ -43,7 +44,9 @@ class CpuOps final : public Ops {
   bool rounds_activations() const override { return rounding_.int8; }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
   bool copies_weights(MatrixFormat format) const override {
-    return !uses_host_weights_ && cpu::tile_format(format).has_value();
+    const bool in_order =
+        format == MatrixFormat::kBF16 ? kernels_.has_in_12 : cpu::tile_format(format).has_value();
+    return in_order && !uses_host_weights_;
   }
   bool use_host_weights() override { return uses_host_weights_ = true; }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
@@ -273,49 +276,13 @@ class CpuOps final : public Ops {
     rounding_ = rounding;
   }
 
-  // Brings those that can be tiles into that form, in memory of their own. What could be by its format, but
-  // is not, is copied as it is: copies_weights() goes by the format.
+  // Where copies_weights(): into memory of their own.
   Status place_all(const std::vector<Matrix*>& matrices) {
-    std::vector<Placing> all;
-    int64_t total = 0;
-    for (Matrix* m : matrices) {
-      if (!copies_weights(m->format)) continue;
-      Placing p{.to = m, .from = *m, .at = total, .tiles = cpu::can_be_tiles(*m)};
-      const int64_t bytes = p.tiles ? cpu::tile_bytes(*cpu::tile_format(m->format), m->n, m->k)
-                                    : matrix_bytes(m->format, m->n, m->k);
-      total += round_up(bytes, kAlign);
-      all.push_back(p);
-    }
-    if (total == 0) return {};
-    NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(memory(), total, "weights"));
-    use_huge_pages(buffer);
-    auto* const bytes = buffer.as<uint8_t>();
-    std::vector<TilesTask> tasks;
-    for (const Placing& p : all) {
-      const int64_t tiles = p.tiles ? ceil_div(p.from.n, cpu::kTileWeightRows) : 0;
-      for (int64_t first = 0; first < tiles; first += kTilesPerTask)
-        tasks.push_back({&p, first, std::min(tiles, first + kTilesPerTask)});
-    }
-    pool_.parallel_for(std::ssize(tasks), [&](int64_t i) {
-      const TilesTask& task = tasks[static_cast<size_t>(i)];
-      cpu::make_tiles(task.placing->from, task.first, task.last, bytes + task.placing->at);
-    });
-    for (const Placing& p : all) {
-      uint8_t* const to = bytes + p.at;
-      p.to->codes = to;
-      if (p.tiles) {
-        p.to->format = *cpu::tile_format(p.from.format);
-        p.to->scales = nullptr;
-        p.to->tiled = true;
-        continue;
-      }
-      const int64_t code_bytes = matrix_code_bytes(p.from.format, p.from.n, p.from.k),
-                    scale_bytes = matrix_scale_bytes(p.from.format, p.from.n, p.from.k);
-      std::memcpy(to, p.from.codes, static_cast<size_t>(code_bytes));
-      if (scale_bytes == 0) continue;
-      std::memcpy(to + code_bytes, p.from.scales, static_cast<size_t>(scale_bytes));
-      p.to->scales = to + code_bytes;
-    }
+    std::vector<Matrix*> copied;
+    std::ranges::copy_if(matrices, std::back_inserter(copied),
+                         [&](const Matrix* m) { return copies_weights(m->format); });
+    if (copied.empty()) return {};
+    NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, cpu::place_weights(pool_, copied));
     weights_.push_back(std::move(buffer));
     return {};
   }
@@ -325,26 +292,13 @@ class CpuOps final : public Ops {
     const Product* product;
     int64_t first, last;
   };
-  // A matrix on its way into memory of its own.
-  struct Placing {
-    Matrix* to;
-    Matrix from;
-    int64_t at;  // in the memory of all
-    bool tiles;
-  };
-  // Some tiles of it.
-  struct TilesTask {
-    const Placing* placing;
-    int64_t first, last;
-  };
-  static constexpr int64_t kTilesPerTask = 8, kAlign = 64;
 
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
   const bool kernels_were_asked_;
   cpu::Rounding rounding_;
   bool uses_host_weights_ = false;
-  std::vector<Buffer> weights_;  // in tiles, most of them
+  std::vector<Buffer> weights_;  // what place_all() copied
   // Grow to the largest step and stay.
   cpu::Scratch attend_scratch_, select_scratch_;
   cpu::Scratch packed_[std::size(cpu::kPackedGroupFloats)];

@@ -64,18 +64,35 @@ inline constexpr int64_t kPackedGroupFloats[] = {kPackedColumns, sizeof(FixedGro
 // Weights in tiles (weight_tiles.h): so many rows of a matrix side by side.
 inline constexpr int64_t kTileWeightRows = kLanes;
 
+// BF16 in 12 bits (bf16_in_12.h): columns and bytes of a run, and the base that marks one of 16 bits.
+inline constexpr int64_t kRunColumns = 128, kRunBytes = kRunColumns * 12 / 8;
+inline constexpr uint32_t kMarkedRun = 0xFFFFFFFF;
+
 // MatrixFormat of quant/matrix.h without what that header includes; NVFP4, MXFP4 and q4 in tiles; kDecoded is
 // any format without a kernel of its own (4-bit rows that are not in tiles, too), whose rows become floats by
-// `decode`; kBF16Pairs is BF16 as Packing::kPairs multiplies it.
-enum class WeightFormat { kF32, kF16, kBF16, kBF16Pairs, kNvfp4, kMxfp4, kQ4, kF8E4M3, kFp8Block, kDecoded };
+// `decode`; kBF16In12 is BF16 in 12 bits; ...Pairs are both as Packing::kPairs multiplies them.
+enum class WeightFormat {
+  kF32,
+  kF16,
+  kBF16,
+  kBF16Pairs,
+  kBF16In12,
+  kBF16In12Pairs,
+  kNvfp4,
+  kMxfp4,
+  kQ4,
+  kF8E4M3,
+  kFp8Block,
+  kDecoded
+};
 
 // NaN among scales and FP8 codes is refused at load: here e4m3 reads it as 480, e8m0 as infinity.
 struct Weights {
   WeightFormat format;
   Packing packing;     // of the activations that it is multiplied with
-  const void* codes;   // [n, k], row-major, or tiles
-  const void* scales;  // as MatrixFormat says; not of tiles
-  int64_t n, k;        // of kBF16Pairs k counts pairs
+  const void* codes;   // [n, k], row-major; or tiles; or runs
+  const void* scales;  // as MatrixFormat says; not of tiles; of runs their bases
+  int64_t n, k;        // of pairs k counts those
   float tensor_scale;  // on the finished sum
   // kDecoded: MatrixFormatInfo's, of a format whose scales are of one row each.
   int64_t group, group_bytes, scale_columns, scale_bytes;
@@ -169,6 +186,7 @@ struct PoolTask {
 struct Kernels {
   const char* isa;
   bool has_pairs;  // Packing::kPairs
+  bool has_in_12;  // BF16 in 12 bits
   // k columns of a row, or of some groups of it.
   void (*pack)(Packing packing, const float* x, int64_t k, float* packed);
   void (*linear)(const LinearTask& task);

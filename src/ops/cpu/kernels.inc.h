@@ -15,6 +15,8 @@
 #include "ops/cpu/linear.inc.h"
 // (of few rows with plain elements)
 #include "ops/cpu/element_tiles.inc.h"
+// (of BF16 in 12 bits)
+#include "ops/cpu/bf16_in_12.inc.h"
 // (4-bit weights in tiles)
 #include "ops/cpu/tiles.inc.h"
 // (all of them)
@@ -27,6 +29,7 @@
 constexpr Kernels make_kernels(const char* isa) {
   return {.isa = isa,
           .has_pairs = kHasPairs,
+          .has_in_12 = kHasIn12,
           .pack = pack,
           .linear = linear,
           .gate_up = gate_up,

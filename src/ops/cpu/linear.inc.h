@@ -8,7 +8,8 @@
 // the tensor scale. Bytes: the weights once for each 128 rows, the activations once for each 16 weight rows.
 //
 // Three paths with the same bits:
-//   elements  up to Product::kMostRows rows of a format without block scales: element_tiles.inc.h
+//   elements  up to Product::kMostRows rows of a format without block scales: element_tiles.inc.h, of BF16 in
+//             12 bits with bf16_in_12.inc.h
 //   fused     up to kFusedRows rows: decode in registers, each weight serves all rows at once
 //   buffered  more rows: 16 weight rows x 1024 columns are decoded into 72 KB of floats (L2), and register
 //             tiles of kTileColumns x kTileRows run over them; a row tile's activations (24 KB) stay in L1
@@ -18,6 +19,20 @@
 constexpr int64_t kBlockColumns = 16;  // weight rows of a block here; accumulators 128 x 16 x 64 B = 128 KB
 constexpr int64_t kBlockDepth = 1024;  // packed columns of a block
 constexpr int64_t kBufferedRow = kBlockDepth / 8 * 9;  // floats of a decoded row, block scales included
+
+// Adds the products of one vector of N weight rows and of M activation rows. Where sums leave few registers
+// free, GCC would load the activations again for each weight row, and loads would be what is short.
+template <class Product, int M, int N>
+NIBBLE_INLINE void add_products(const Vec (&w)[N], const float* const (&x)[M], int64_t column,
+                                Vec (&sums)[N][M]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    Vec values = load(x[m] + column);
+    if constexpr (M >= 4) values = in_register(values);
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) sums[n][m] = Product::add(w[n], values, sums[n][m]);
+  }
+}
 
 // Adds one chunk of M activation rows x N weight rows to the accumulators.
 template <class Row, int M, int N>
@@ -29,17 +44,16 @@ NIBBLE_INLINE void add_chunk(typename Row::Chunk (&chunk)[N], const float* const
     Vec w[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) w[n] = Row::next(chunk[n]);
+    if constexpr (Row::kScaled) {
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      Vec values = load(x[m] + column + j * kLanes);
+      for (int m = 0; m < M; ++m) {
+        const Vec values = load(x[m] + column + j * kLanes);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) {
-        if constexpr (Row::kScaled) {
+        for (int n = 0; n < N; ++n)
           partial[n][m] = j == 0 ? mul(w[n], values) : fma(w[n], values, partial[n][m]);
-        } else {
-          sums[n][m] = Row::Product::add(w[n], values, sums[n][m]);
-        }
       }
+    } else {
+      add_products<typename Row::Product, M, N>(w, x, column + j * kLanes, sums);
     }
   }
   if constexpr (Row::kScaled) {
@@ -191,5 +205,13 @@ void linear_block_of(const Block& block) {
     if constexpr (kFusedRows >= 4) {
       if (block.rows == 4) return fused<Row, 4>(block);
     }
+  }
+}
+
+template <class Row>
+void row_major_product(const Block& block) {
+  for (int64_t n = 0; n < block.columns; n += kBlockColumns) {
+    linear_block_of<Row>({block.w, block.x, block.first + n, smaller(kBlockColumns, block.columns - n),
+                          block.first_row, block.rows, block.out + n, block.out_stride});
   }
 }

@@ -1,17 +1,8 @@
 // linear and gate_up over weights of any format.
 
-template <class Row>
-void row_major_product(const Block& block) {
-  for (int64_t n = 0; n < block.columns; n += kBlockColumns) {
-    linear_block_of<Row>({block.w, block.x, block.first + n, smaller(kBlockColumns, block.columns - n),
-                          block.first_row, block.rows, block.out + n, block.out_stride});
-  }
-}
-
 template <class Format, class Product = Fma>
 void element_product(const Block& block) {
-  if (block.rows <= Product::kMostRows) return element_block<ElementRow<Format, Product>>(block);
-  row_major_product<ElementRow<Format, Product>>(block);
+  product_of_rows<ElementRow<Format, Product>>(block);
 }
 
 void product(const Block& block) {
@@ -24,6 +15,10 @@ void product(const Block& block) {
       return element_product<BF16>(block);
     case WeightFormat::kBF16Pairs:
       return element_product<F32, PairDot>(block);  // a pair has the bytes of a float
+    case WeightFormat::kBF16In12:
+      return product_in_12<Fma>(block);
+    case WeightFormat::kBF16In12Pairs:
+      return product_in_12<PairDot>(block);
     case WeightFormat::kF8E4M3:
       return element_product<E4M3>(block);
     case WeightFormat::kNvfp4:

@@ -40,7 +40,11 @@ Weights kernel_weights(const Matrix& matrix, Rounding rounding) {
                                   : kernel_format(matrix.format);
   if (format.packing == Packing::kFixed && rounding.int8) format.packing = Packing::kInt8;
   const bool pairs = format.kernels == WeightFormat::kBF16 && rounding.pairs && matrix.k % 2 == 0;
-  if (pairs) format = {matrix.format, WeightFormat::kBF16Pairs, Packing::kPairs};
+  if (matrix.in_12_bits) format.kernels = WeightFormat::kBF16In12;
+  if (pairs) {
+    format.kernels = matrix.in_12_bits ? WeightFormat::kBF16In12Pairs : WeightFormat::kBF16Pairs;
+    format.packing = Packing::kPairs;
+  }
   const MatrixFormatInfo& info = matrix_format_info(matrix.format);
   NIBBLE_CHECK(format.kernels != WeightFormat::kDecoded || info.scale_rows == 1);
   return {.format = format.kernels,

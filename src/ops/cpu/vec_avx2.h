@@ -27,6 +27,7 @@ NIBBLE_INLINE __m256i first_lanes(int64_t n) {
 
 NIBBLE_INLINE Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 NIBBLE_INLINE Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+NIBBLE_INLINE Vec in_register(Vec a) { return a; }
 NIBBLE_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 NIBBLE_INLINE Vec load_tail(const float* p, int64_t n) {
   // p + 8 may lie past the end of the array, so it is only formed where it does not.

@@ -20,6 +20,12 @@ constexpr int kAttendTileHeads = 4;  // 16 accumulators, 4 keys or vectors of va
 
 NIBBLE_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
+template <class Register>
+NIBBLE_INLINE Register in_register(Register a) {
+  __asm__("" : "+v"(a));
+  return a;
+}
+
 NIBBLE_INLINE Vec zero() { return _mm512_setzero_ps(); }
 NIBBLE_INLINE Vec splat(float x) { return _mm512_set1_ps(x); }
 NIBBLE_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
@@ -40,6 +46,8 @@ NIBBLE_INLINE Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 NIBBLE_INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 NIBBLE_INLINE Ints sub(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 NIBBLE_INLINE Ints bit_and(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+// (a & mask) | b
+NIBBLE_INLINE Ints and_or(Ints a, Ints mask, Ints b) { return _mm512_ternarylogic_epi32(a, mask, b, 0xEA); }
 template <int kBits>
 NIBBLE_INLINE Ints shift_left(Ints a) {
   return _mm512_slli_epi32(a, kBits);
@@ -125,6 +133,12 @@ NIBBLE_INLINE Ints dot(Ints sums, const Ints (&w)[4], const int8_t* digits) {
 // sums + products of pairs of bfloat16 numbers: lane i gets two of them, the second of the pairs first.
 NIBBLE_INLINE Vec dot_pairs(Vec a, Vec b, Vec sums) {
   return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+// The low halves of all lanes, then the high ones.
+NIBBLE_INLINE Ints side_by_side(Ints a) {
+  const Ints order = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,  //
+                                      30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  return _mm512_permutexvar_epi16(order, a);
 }
 // To bfloat16, to the nearest; 16 of them in the room of 8 floats.
 NIBBLE_INLINE void store_bf16(float* p, Vec a) {

@@ -11,6 +11,10 @@
   }
 // NOLINTEND(bugprone-macro-parentheses)
 
+// What is loaded already, where the compiler would use an array's element in place instead; a hint, for
+// instruction sets with registers to spare.
+NIBBLE_INLINE Vec in_register(Vec a) { return a; }
+
 NIBBLE_INLINE Vec load(const float* p);
 NIBBLE_INLINE void store(float* p, Vec a);
 

@@ -59,6 +59,7 @@ template <class Format, class Product_>
 struct ElementRow {
   using Code = typename Format::Code;
   using Product = Product_;
+  static constexpr int kTileRows = Product::kTileRows;
   static constexpr int kVecs = 1;
   static constexpr bool kScaled = false, kFuses = false;
   using Buffered = BufferedRow<1, false, Product>;
