@@ -121,6 +121,7 @@ __device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* 
 // rows of x. kPrepares: each block prepares all of these, which are one tile.
 template <TileKind kKind, int kTiles, bool kPrepares>
 __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear p, int tasks, int passes) {
+#ifdef NIBBLE_HOPPER_OR_LATER
   using T = Tiles<kKind>;
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr int kTokens = kTiles * kTokensOfTile;
@@ -278,6 +279,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
     }
     sums_of_task = sums_of_task == sums_shared ? sums_shared + kSums : sums_shared;
   }
+#endif
 }
 
 template <TileKind kKind, int kTiles, bool kPrepares>
