@@ -22,7 +22,8 @@ const cuda::Device kHopper = {.compiled_for = 90, .shared_bytes = 227 << 10},
 TEST(Choices, FollowTheDevice) {
   const std::string hopper = lines_of(kHopper), gb10 = lines_of(kGb10);
   // wgmma is said of the device that is here.
-  EXPECT_TRUE(has(hopper, "products with BF16: tensor cores, mma.sync for ")) << hopper;
+  EXPECT_TRUE(has(hopper, "products with BF16 (kept in 12 bits ")) << hopper;
+  EXPECT_TRUE(has(hopper, "where their exponents allow): tensor cores, mma.sync for ")) << hopper;
   EXPECT_TRUE(has(hopper, "products with NVFP4: tensor cores, mma.sync for ")) << hopper;
   EXPECT_TRUE(has(hopper, "up to 8 rows are routed and grouped in the same launch")) << hopper;
   EXPECT_TRUE(has(hopper, "in the routed experts' launch for 5 to 64 rows")) << hopper;
