@@ -40,7 +40,7 @@ std::string products(MatrixFormat format) {
 }
 
 std::string experts(MatrixFormat format, const Device& device) {
-  const std::string why = why_no_packing(format, device.shared_bytes);
+  const std::string why = why_no_packing(format, device);
   const std::string_view name = matrix_format_name(format);
   if (!why.empty()) return fmt::format("routed experts in {}: float32 kernels: {}", name, why);
   const int block = block_of(format);
@@ -55,13 +55,20 @@ std::string experts(MatrixFormat format, const Device& device) {
 
 }  // namespace
 
+std::string without_tensor_cores(const Device& device, const std::string& tensor_cores) {
+  const std::string why = why_no_tiles(device);
+  if (tensor_cores == "off" || why.empty()) return "";
+  const bool has_experts = why_no_packing(MatrixFormat::kNvfp4, device).empty();
+  return fmt::format("; without tensor cores{}: {}", has_experts ? " but for experts" : "", why);
+}
+
 std::vector<std::string> choices(const Device& device, const std::string& tensor_cores, bool graphs) {
   std::vector<std::string> lines;
   if (tensor_cores == "off") {
     lines.emplace_back("products and routed experts in any format: float32 kernels; tensor cores are off");
   } else {
     std::vector<std::string_view> others;
-    const std::string why = why_no_tiles(device.shared_bytes);
+    const std::string why = why_no_tiles(device);
     for (const MatrixFormatInfo& info : matrix_formats()) {
       if (!has_tiles(info.format)) {
         others.push_back(info.name);

@@ -42,16 +42,13 @@ class CudaOps final : public Ops {
   CudaOps(cuda::Device device, const CudaOptions& options)
       : device_(std::move(device)),
         options_(options),
-        weights_(memory_, stream(), device_.shared_bytes, options.tensor_cores) {}
+        weights_(memory_, stream(), device_, options.tensor_cores) {}
   ~CudaOps() override { forget_graphs(); }
 
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return memory_; }
   std::string description() const override {
-    std::string text = "cuda (" + device_.describe() + ")";
-    if (options_.tensor_cores != "off" && !weights_.why_no_tiles().empty())
-      text += "; without tensor cores but for experts: " + weights_.why_no_tiles();
-    return text;
+    return "cuda (" + device_.describe() + ")" + cuda::without_tensor_cores(device_, options_.tensor_cores);
   }
   std::vector<std::string> choices() const override {
     return cuda::choices(device_, options_.tensor_cores, options_.graphs);

@@ -26,12 +26,12 @@ std::vector<MatrixFormat> formats_of(const std::vector<DeviceMatrix>& matrices) 
 
 }  // namespace
 
-CudaWeights::CudaWeights(Memory& memory, cudaStream_t stream, int64_t shared_bytes, std::string tensor_cores)
+CudaWeights::CudaWeights(Memory& memory, cudaStream_t stream, Device device, std::string tensor_cores)
     : memory_(memory),
       stream_(stream),
-      shared_bytes_(shared_bytes),
+      device_(std::move(device)),
       tensor_cores_(std::move(tensor_cores)),
-      why_no_tiles_(cuda::why_no_tiles(shared_bytes)) {}
+      why_no_tiles_(why_no_tiles(device_)) {}
 
 Result<Matrix> CudaWeights::place(const Matrix& host_matrix, MatrixUse use) {
   Matrix placed = host_matrix;
@@ -70,7 +70,7 @@ Result<Buffer> CudaWeights::make_tiles_of(Matrix& uploaded) {
 Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(std::span<const ExpertWeights> host_experts,
                                                                   ExpertsOf whose) {
   if (tensor_cores_ != "off") {
-    const std::string why = why_not_packed(host_experts, shared_bytes_);
+    const std::string why = why_not_packed(host_experts, device_);
     if (why.empty()) return place_packed(host_experts);
     if (whose == ExpertsOf::kModel) {
       if (tensor_cores_ == "on")

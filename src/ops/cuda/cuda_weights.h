@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "ops/cuda/device.h"
 #include "ops/cuda/device_matrix.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/memory.h"
@@ -40,18 +41,14 @@ class CudaExperts final : public PlacedExperts {
 // What is placed lives as long as this.
 class CudaWeights {
  public:
-  // `shared_bytes` is the shared memory that a block can have on the device, `tensor_cores` of
-  // BackendOptions.
-  CudaWeights(Memory& memory, cudaStream_t stream, int64_t shared_bytes, std::string tensor_cores);
+  // `tensor_cores` of BackendOptions.
+  CudaWeights(Memory& memory, cudaStream_t stream, Device device, std::string tensor_cores);
 
   // As Ops::place and Ops::place_experts.
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use);
   Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts,
                                                        ExpertsOf whose);
   Result<MatrixTable> make_table(const std::vector<DeviceMatrix>& matrices);
-
-  // Empty: the device can do products in tiles.
-  const std::string& why_no_tiles() const { return why_no_tiles_; }
 
  private:
   Result<std::unique_ptr<PlacedExperts>> place_packed(std::span<const ExpertWeights> host_experts);
@@ -66,7 +63,7 @@ class CudaWeights {
 
   Memory& memory_;
   cudaStream_t stream_;
-  int64_t shared_bytes_;
+  Device device_;
   std::string tensor_cores_;
   std::string why_no_tiles_;
   bool warned_of_experts_ = false, warned_of_matrices_ = false;

@@ -14,9 +14,10 @@ std::string version(int number) { return fmt::format("{}.{}", number / 1000, num
 
 std::string Device::describe() const {
   return fmt::format(
-      "{}, compute capability {}.{}, {} multiprocessors, {} of {} free, driver for CUDA {}, runtime {}", name,
-      major, minor, multiprocessors, format_bytes(free_bytes), format_bytes(total_bytes),
-      version(driver_version), version(runtime_version));
+      "{}, compute capability {}.{}, kernels for {}.{}, {} multiprocessors, {} of {} free, driver for CUDA "
+      "{}, runtime {}",
+      name, major, minor, compiled_for / 10, compiled_for % 10, multiprocessors, format_bytes(free_bytes),
+      format_bytes(total_bytes), version(driver_version), version(runtime_version));
 }
 
 Result<Device> find_device() {
@@ -43,11 +44,12 @@ Result<Device> find_device() {
   device.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   device.free_bytes = static_cast<int64_t>(free_bytes);
   device.total_bytes = static_cast<int64_t>(total_bytes);
-  if (cudaError_t error = find_kernels(); error != cudaSuccess) {
+  if (cudaError_t error = find_kernels(device.compiled_for); error != cudaSuccess) {
     return user_error(
         "CUDA device {}: this build has no kernels for compute capability {}.{} ({}); build with "
-        "-DCMAKE_CUDA_ARCHITECTURES={}{}",
-        device.name, device.major, device.minor, cudaGetErrorString(error), device.major, device.minor);
+        "-DCMAKE_CUDA_ARCHITECTURES={}{}{}",
+        device.name, device.major, device.minor, cudaGetErrorString(error), device.major, device.minor,
+        device.major * 10 >= kHopper ? "a-real" : "");
   }
   return device;
 }

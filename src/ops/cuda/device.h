@@ -11,6 +11,7 @@ namespace nibble::cuda {
 struct Device {
   std::string name;
   int major = 0, minor = 0;  // compute capability
+  int compiled_for = 0;      // that of the code that runs on it (kernels.h)
   int multiprocessors = 0;
   int64_t shared_bytes = 0;  // shared memory that a block can have, by opting in
   int64_t free_bytes = 0, total_bytes = 0;

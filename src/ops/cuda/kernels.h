@@ -16,8 +16,12 @@
 
 namespace nibble::cuda {
 
-// Whether the device can run what this build compiled. (rows.cu)
-cudaError_t find_kernels();
+// Compute capabilities are 90 for 9.0 here. From this one on kernels may be on tensor cores and may start
+// while the one before still ends.
+inline constexpr int kHopper = 90;
+// For which one the code was compiled that runs on the current device: its own or an earlier one. An error
+// where this build has none. (rows.cu)
+cudaError_t find_kernels(int& compiled_for);
 
 // rows.cu
 void embed(cudaStream_t stream, const int32_t* ids_T, const Matrix& table_VD, Rows<float> out);

@@ -6,21 +6,33 @@
 #include <cstdint>
 
 #include "base/numbers.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/primitives.cuh"
 
 namespace nibble::cuda {
 
+// Whether kernels wait themselves for those before them; else they must not be started early.
+inline bool kernels_wait() {
+  static const bool do_wait = [] {
+    int compiled_for = 0;
+    return find_kernels(compiled_for) == cudaSuccess && compiled_for >= kHopper;
+  }();
+  return do_wait;
+}
+
 // Launches a kernel that may start while the one before it still ends (programmatic dependent launch), which
 // hides most of what a launch takes. Before the kernel reads what a kernel before it may have written, or
 // writes anything, it MUST call after_kernel_before(), or dependency_wait() itself, and so must a block of
-// each grid. A kernel that is launched in the ordinary way waits for all before it, these too. cluster: blocks
-// that run together.
+// each grid. A kernel that is launched in the ordinary way waits for all before it, these too. cluster:
+// blocks that run together.
 template <class... P, class... A>
 void launch_early_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared_bytes,
                            cudaStream_t stream, const A&... args) {
   cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  if (kernels_wait()) {  // else cudaLaunchAttributeIgnore
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  }
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};

@@ -42,9 +42,9 @@ struct Before {
 };
 
 // Routes and groups few rows. Afterwards all threads see what is in `few`; of rows that are routed here the
-// weights are scores yet.
-__device__ inline void prepare_few(const MoeDecodeArgs& a, const Before& before, const FewScratch& scratch,
-                                   FewRows& few) {
+// weights are scores yet. (Unused where moe_layer is empty.)
+[[maybe_unused]] __device__ inline void prepare_few(const MoeDecodeArgs& a, const Before& before,
+                                                    const FewScratch& scratch, FewRows& few) {
   const int thread = static_cast<int>(threadIdx.x), chosen = a.shape.chosen;
   if (before.route) {
     choose_few(before.routing, scratch, few);
@@ -57,7 +57,7 @@ __device__ inline void prepare_few(const MoeDecodeArgs& a, const Before& before,
 }
 
 // By a warp, of row t. The first block writes ids and weights for who wants to see them.
-__device__ inline void weigh_few(const RouteArgs& routing, int t, FewRows& few) {
+[[maybe_unused]] __device__ inline void weigh_few(const RouteArgs& routing, int t, FewRows& few) {
   const int chosen = static_cast<int>(routing.ids.cols), lane = static_cast<int>(threadIdx.x) % 32;
   float* const weights = few.weights + t * chosen;
   weigh_chosen(routing.spec, chosen, weights, [&](int rank, float weight) {
@@ -70,6 +70,7 @@ __device__ inline void weigh_few(const RouteArgs& routing, int t, FewRows& few) 
 
 template <int kBlock, bool kRoomy>
 __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Workspace w, Before before) {
+#ifdef NIBBLE_HOPPER_OR_LATER
   extern __shared__ __align__(128) uint8_t shared[];
   using Layout = SharedLayout<kBlock, kRoomy>;
   constexpr int kStages = Layout::kStages, kBuffers = Layout::kBuffers;
@@ -148,6 +149,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
       }
     }
   }
+#endif
 }
 
 struct Device {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/tile_linear.h"
 
@@ -14,25 +15,30 @@ namespace {
 // finite one (moe_decode.cu): 2^-118 to 2^8.
 constexpr uint8_t kLeastExponent = 9, kMostExponent = 135;
 
-// "", or in words that a block cannot have what it needs.
-std::string why_no_room(int64_t needed_bytes, int64_t shared_bytes) {
-  if (needed_bytes <= shared_bytes) return "";
+// "", or in words that a kernel on tensor cores cannot have what it needs.
+std::string why_not_on(const Device& device, int64_t needed_bytes) {
+  if (device.compiled_for < kHopper) {
+    return fmt::format(
+        "the kernels here are for compute capability {}.{}, those on tensor cores want {}.{} or later",
+        device.compiled_for / 10, device.compiled_for % 10, kHopper / 10, kHopper % 10);
+  }
+  if (needed_bytes <= device.shared_bytes) return "";
   return fmt::format("a block needs {} bytes of shared memory, the device gives it {}", needed_bytes,
-                     shared_bytes);
+                     device.shared_bytes);
 }
 
 }  // namespace
 
-std::string why_no_packing(MatrixFormat format, int64_t shared_bytes) {
+std::string why_no_packing(MatrixFormat format, const Device& device) {
   if (format != MatrixFormat::kNvfp4 && format != MatrixFormat::kMxfp4) {
     return fmt::format("in {}, not in NVFP4 or MXFP4", matrix_format_name(format));
   }
-  return why_no_room(moe_decode_shared_bytes(block_of(format)), shared_bytes);
+  return why_not_on(device, moe_decode_shared_bytes(block_of(format)));
 }
 
-std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t shared_bytes) {
+std::string why_not_packed(std::span<const ExpertWeights> experts, const Device& device) {
   const MatrixFormat format = experts[0].gate.format;
-  std::string why = why_no_packing(format, shared_bytes);
+  std::string why = why_no_packing(format, device);
   if (!why.empty()) return why;
   if (std::ssize(experts) > kMaxExperts) {
     return fmt::format("{} in a layer, more than {}", experts.size(), kMaxExperts);
@@ -46,7 +52,7 @@ std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t share
   return "";
 }
 
-std::string why_no_tiles(int64_t shared_bytes) { return why_no_room(kMaxSharedBytes, shared_bytes); }
+std::string why_no_tiles(const Device& device) { return why_not_on(device, kMaxSharedBytes); }
 
 std::string why_not_tiles(const Matrix& m) {
   if (m.format != MatrixFormat::kMxfp4) return "";

@@ -5,6 +5,14 @@
 
 #include <cstdint>
 
+// Devices of compute capability 9.0 or later have what the kernels on tensor cores are made of: bulk copies,
+// mbarriers that count bytes, products of bfloat16 pairs. In code for older ones these kernels are empty, and
+// nobody launches them (moe_formats.h); the others do without programmatic dependent launch. Kernels ask by
+// the macro, the host by kHopper (kernels.h).
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define NIBBLE_HOPPER_OR_LATER
+#endif
+
 namespace nibble::cuda {
 
 __device__ inline uint32_t shared_address(const void* p) {
@@ -128,8 +136,13 @@ __device__ inline void arrive(int number, int threads) {
 
 // Programmatic dependent launch: what follows the wait sees all that the kernel before wrote; what may be
 // started early is what comes before the wait of the kernel after.
+#ifdef NIBBLE_HOPPER_OR_LATER
 __device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else  // launch_early() starts no kernel early
+__device__ inline void dependency_wait() {}
+__device__ inline void dependency_launch() {}
+#endif
 
 // A whole warp group takes, or gives back, registers of the block: how many a thread has from here on.
 template <int kCount>

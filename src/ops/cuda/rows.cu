@@ -41,10 +41,12 @@ void for_elements(cudaStream_t stream, const char* name, int64_t rows, int64_t c
 
 }  // namespace
 
-cudaError_t find_kernels() {
-  cudaFuncAttributes attributes;
+// All kernels are compiled for the same ones.
+cudaError_t find_kernels(int& compiled_for) {
+  cudaFuncAttributes attributes = {};
   const cudaError_t error = cudaFuncGetAttributes(&attributes, embed_kernel<MatrixFormat::kF32>);
   (void)cudaGetLastError();  // told by the caller, not by the next launch
+  compiled_for = attributes.ptxVersion;
   return error;
 }
 

@@ -9,7 +9,7 @@ namespace nibble::cuda {
 // Up to here tile_linear_few is faster.
 constexpr int64_t few_rows(TileKind kind) { return is_bf16(kind) ? 8 : 4; }
 
-// mma.sync, any device; without a workspace.
+// mma.sync, any device with tiles; without a workspace.
 cudaError_t tile_linear_few(TileKind kind, const TileLinear& args, cudaStream_t stream);
 
 // wgmma, code for sm_90a.

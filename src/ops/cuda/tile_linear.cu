@@ -76,6 +76,7 @@ __device__ void prepare_row(const TileLinear& p, float* pieces, uint4* to) {
 // rows of x. kPrepares: x is one row, which each block prepares.
 template <TileKind kKind, int kTiles, bool kPrepares>
 __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear p, int tasks, int passes) {
+#ifdef NIBBLE_HOPPER_OR_LATER
   using T = Tiles<kKind>;
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr int kTokens = kTiles * kTokensOfTile;
@@ -222,6 +223,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
     }
     sums_of_task = sums_of_task == sums_shared ? sums_shared + kSums : sums_shared;
   }
+#endif
 }
 
 template <TileKind kKind, int kTiles, bool kPrepares>

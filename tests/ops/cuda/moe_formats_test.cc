@@ -1,5 +1,6 @@
-// Which devices and weights the tensor-core kernels take, without a GPU: from the bytes of shared memory
-// alone, and weights that stay as they are need no more than memory, which is the host's here.
+// Which devices and weights the tensor-core kernels take, without a GPU: from the code that runs there
+// and the bytes of shared memory alone, and weights that stay as they are need no more than memory, which is
+// the host's here.
 #include "ops/cuda/moe_formats.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +18,14 @@
 namespace nibble::testing {
 namespace {
 
-constexpr int64_t kHopper = 227 << 10, kGb10 = 99 << 10;
+const cuda::Device kHopper = {.compiled_for = 90, .shared_bytes = 227 << 10},
+                   kGb10 = {.compiled_for = 121, .shared_bytes = 99 << 10},
+                   kAmpere = {.compiled_for = 80, .shared_bytes = 163 << 10},
+                   kHopperWithCodeForAmpere = {.compiled_for = 80, .shared_bytes = 227 << 10};
 
 TEST(SharedMemory, ProductsInTilesWantWhatHopperHas) {
   EXPECT_EQ(cuda::why_no_tiles(kHopper), "");
-  EXPECT_EQ(cuda::why_no_tiles(kHopper - 1),
+  EXPECT_EQ(cuda::why_no_tiles({.compiled_for = 90, .shared_bytes = (227 << 10) - 1}),
             "a block needs 232448 bytes of shared memory, the device gives it 232447");
   EXPECT_EQ(cuda::why_no_tiles(kGb10),
             "a block needs 232448 bytes of shared memory, the device gives it 101376");
@@ -34,9 +38,21 @@ TEST(SharedMemory, ExpertsFitSmallerDevices) {
     const std::array experts = {ExpertWeights{.gate = gate.matrix, .up = up.matrix, .down = down.matrix}};
     EXPECT_EQ(cuda::why_not_packed(experts, kHopper), "");
     EXPECT_EQ(cuda::why_not_packed(experts, kGb10), "");
-    const std::string why = cuda::why_not_packed(experts, 64 << 10);
+    const std::string why = cuda::why_not_packed(experts, {.compiled_for = 121, .shared_bytes = 64 << 10});
     EXPECT_NE(why.find("the device gives it 65536"), std::string::npos) << why;
   }
+}
+
+// Whatever memory they have: there the kernels are empty.
+TEST(Capability, NothingIsOnTensorCoresBelow9) {
+  constexpr const char* kWhy =
+      "the kernels here are for compute capability 8.0, those on tensor cores want 9.0 or later";
+  for (const cuda::Device& device : {kAmpere, kHopperWithCodeForAmpere}) {
+    EXPECT_EQ(cuda::why_no_tiles(device), kWhy);
+    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kNvfp4, device), kWhy);
+    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kMxfp4, device), kWhy);
+  }
+  EXPECT_NE(cuda::why_no_tiles({.compiled_for = 89, .shared_bytes = 227 << 10}), "");
 }
 
 class Fallback : public ::testing::Test {
@@ -66,8 +82,8 @@ class Fallback : public ::testing::Test {
     matrices_.back().scales[5] = 200;
     return wild;
   }
-  static cuda::CudaWeights weights(const char* tensor_cores, int64_t shared_bytes = kHopper) {
-    return {host_memory(), nullptr, shared_bytes, tensor_cores};
+  static cuda::CudaWeights weights(const char* tensor_cores, const cuda::Device& device = kHopper) {
+    return {host_memory(), nullptr, device, tensor_cores};
   }
 
  private:
@@ -76,7 +92,9 @@ class Fallback : public ::testing::Test {
   }
   Random random_{72};
   std::deque<TestMatrix> matrices_;
-  std::string path_ = ::testing::TempDir() + "nibble_fallback.log";
+  // Of this test's own: others may run beside it.
+  std::string path_ = ::testing::TempDir() + "nibble_fallback_" +
+                      ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".log";
 };
 
 constexpr const char* kExpertsWarning =
@@ -133,6 +151,23 @@ TEST_F(Fallback, MatricesThatGetNoTilesAreWarnedOfOnce) {
   const Matrix nvfp4 = experts(MatrixFormat::kNvfp4)[0].gate;
   EXPECT_FALSE(weights("", kGb10).place(nvfp4, MatrixUse::kProducts).value().tiled);
   EXPECT_NE(logged().find("weights in NVFP4 run without tensor cores"), std::string::npos);
+}
+
+TEST_F(Fallback, BelowCapability9WeightsStayAsTheyAre) {
+  for (const cuda::Device& device : {kAmpere, kHopperWithCodeForAmpere}) {
+    const std::array<ExpertWeights, 2> nvfp4 = experts(MatrixFormat::kNvfp4);
+    cuda::CudaWeights placing = weights("", device);
+    EXPECT_FALSE(placing.place(nvfp4[0].gate, MatrixUse::kProducts).value().tiled);
+    const auto placed = placing.place_experts(nvfp4, ExpertsOf::kModel);
+    EXPECT_FALSE(static_cast<const cuda::CudaExperts&>(*placed.value()).tensor);
+    const std::string lines = logged();
+    EXPECT_NE(lines.find("weights in NVFP4 run without tensor cores"), std::string::npos) << lines;
+    EXPECT_NE(lines.find("routed experts run without tensor cores"), std::string::npos) << lines;
+    EXPECT_NE(lines.find("those on tensor cores want 9.0 or later"), std::string::npos) << lines;
+    const auto refused = weights("on", device).place_experts(nvfp4, ExpertsOf::kModel);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), ErrorCode::kUser);
+  }
 }
 
 }  // namespace
