@@ -20,7 +20,7 @@ struct ModelOptions {
   std::string cpu_activations = "exact";  // --cpu-activations: exact, int8
   std::string tensor_cores;             // --tensor-cores: on, off; empty: where they can
   bool cuda_graphs = true;          // --no-cuda-graphs
-  int threads = 0;                  // -t; 0: as many as this process may use
+  int threads = 0;                  // -t; 0: one for each physical core that this process may use
   int64_t context = 0;              // -c; 0: the model's own, at most EngineOptions::kDefaultContext
   int64_t prefill_chunk = 256;      // --prefill-chunk
   std::string moe_arith = "w4a16";  // --moe-arith: w4a16, w4a4

@@ -20,6 +20,7 @@ Status doctor_command(const DoctorOptions& options) {
     }
     const std::unique_ptr<Ops> ops = std::move(backend).value();
     fmt::print("{:<10} {}\n", name, ops->description());
+    for (const std::string& line : ops->choices()) fmt::print("{:<10} {}\n", "", line);
     std::fflush(stdout);  // what stands here is known even if the test ends the program
     NIBBLE_RETURN_IF_ERROR(self_test(*ops));
     fmt::print("{:<10} self-test passed\n", "");

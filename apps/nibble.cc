@@ -91,7 +91,9 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       .add_flag("!--no-cuda-graphs", o.cuda_graphs,
                 "Launch each kernel of a step by itself (slower, same bits)")
       ->group("Machine");
-  command.add_option("-t,--threads", o.threads, "Threads (default: all CPUs that this process may use)")
+  command
+      .add_option("-t,--threads", o.threads,
+                  "Threads (default: one for each physical core that this process may use)")
       ->check(CLI::Range(0, 1024))
       ->group("Machine");
   command

@@ -295,6 +295,7 @@ Status run_command(const RunOptions& options) {
   progress.finish(engine->checkpoint_bytes());
   log_debug("{}; context {}, KV cache {}", engine->decoder().ops().description(), engine->options().context,
             format_bytes(engine->decoder().kv().bytes()));
+  for (const std::string& line : engine->decoder().ops().choices()) log_debug("{}", line);
   std::signal(SIGINT, on_interrupt);
   return prompt ? run_once(*engine, options, *prompt) : chat(*engine, options);
 }

@@ -1,11 +1,12 @@
 // The cpu backend's operations other than products with 4-bit weights: attention over long contexts, delta
 // attention, residual streams, BF16 products, norms; beside what this machine reads in the same run.
 //
-//   cpu_ops_bench [threads] [isa] [part of a row's name] [exact|int8]
+//   cpu_ops_bench [--json] [threads] [isa] [part of a row's name] [exact|int8]
 //
 // The best of many calls: the machine may be shared. With one thread in CPU time, which other people's work
 // does not count in; with more in wall time. Each call finds its keys, states and weights cold where they are
-// larger than the caches; bytes are what a call has to read and write of them once.
+// larger than the caches; bytes are what a call has to read and write of them once. --json: one object
+// instead of a table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,9 +14,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
+#include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/backend.h"
@@ -25,12 +29,14 @@ namespace {
 
 class Bench {
  public:
-  Bench(int threads, const std::string& isa, std::string filter, const std::string& activations)
-      : threads_(threads),
+  Bench(bool json, int threads, const std::string& isa, std::string filter, const std::string& activations)
+      : is_json_(json),
+        threads_(threads),
         filter_(std::move(filter)),
         ops_(make_backend("cpu", {.threads = threads, .cpu_isa = isa, .cpu_activations = activations})
                  .value()) {
     ceiling_ = ops_->read_bandwidth().value();
+    if (is_json_) return;
     fmt::print("{}, read ceiling {:.1f} GB/s\n", ops_->description(), ceiling_ / 1e9);
     fmt::print("| operation | us | GB/s | of ceiling | GFLOP/s |\n|---|---:|---:|---:|---:|\n");
   }
@@ -50,9 +56,27 @@ class Bench {
       best = std::min(best, took);
       spent += took;
     }
+    if (is_json_) {
+      rows_.push_back({{"name", name},
+                       {"bytes", bytes},
+                       {"operations", operations},
+                       {"least_seconds", best},
+                       {"bytes_per_second", bytes / best},
+                       {"share_of_read_ceiling", bytes / best / ceiling_},
+                       {"flop_per_second", operations / best}});
+      return;
+    }
     fmt::print("| {} | {:.1f} | {:.1f} | {:.0f}% | {:.1f} |\n", name, best * 1e6, bytes / best / 1e9,
                100 * bytes / best / ceiling_, operations / best / 1e9);
     std::fflush(stdout);
+  }
+
+  // The object, if it was asked for.
+  void finish() const {
+    if (!is_json_) return;
+    const nlohmann::ordered_json json = {
+        {"device", ops_->description()}, {"read_ceiling_bytes_per_second", ceiling_}, {"rows", rows_}};
+    std::cout << json.dump(2) << "\n";
   }
 
  private:
@@ -65,6 +89,8 @@ class Bench {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
+  bool is_json_;
+  nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
   int threads_;
   std::string filter_;
   std::unique_ptr<Ops> ops_;
@@ -295,7 +321,10 @@ void run(Bench& bench) {
 }  // namespace nibble
 
 int main(int argc, char** argv) {
-  nibble::Bench bench(argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "",
-                      argc > 4 ? argv[4] : "exact");
+  const bool json = argc > 1 && std::string_view(argv[1]) == "--json";
+  if (json) ++argv, --argc;
+  nibble::Bench bench(json, argc > 1 ? std::atoi(argv[1]) : 1, argc > 2 ? argv[2] : "",
+                      argc > 3 ? argv[3] : "", argc > 4 ? argv[4] : "exact");
   nibble::run(bench);
+  bench.finish();
 }

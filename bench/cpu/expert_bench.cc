@@ -1,6 +1,6 @@
 // How fast are the cpu backend's 4-bit products, beside what this machine's memory and arithmetic could do?
 //
-//   expert_bench [--threads N] [--isa NAME] [--activations exact|int8] [--gib G]
+//   expert_bench [--threads N] [--isa NAME] [--activations exact|int8] [--gib G] [--json]
 //
 // Ceilings: reading memory in sequence (calls of 8 MB a thread through 1 GiB), and FMA in registers (AVX-512
 // machines), by 1 to N threads; with N again between the formats, since others may use the machine. Then, for
@@ -10,7 +10,7 @@
 // call. Of the repetitions of a call: the least and the median of wall time, and the least of the process's
 // CPU time over N, which is what a call without waiting for memory takes where the cores are not ours alone.
 // Bytes are those of codes and scales, each expert that is hit once; operations are two for a weight and a
-// row.
+// row. --json: one object instead of lines.
 #include <fmt/format.h>
 #include <time.h>
 
@@ -19,7 +19,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <string_view>
@@ -35,9 +37,10 @@ namespace {
 constexpr int64_t kModel = 4096, kWidth = 2048, kChosen = 8;
 
 struct Options {
-  int threads = usable_cpus();
+  int threads = usable_cores();
   std::string isa, activations = "exact";
   double gib = 4;
+  bool json = false;
 };
 
 struct Time {
@@ -166,6 +169,24 @@ void print(const Line& line, const Ceilings& ceilings, int threads) {
   fmt::print("\n");
 }
 
+nlohmann::ordered_json json_of(const Ceilings& ceilings, int threads) {
+  return {
+      {"threads", threads}, {"read_bytes_per_second", ceilings.read}, {"fma_flop_per_second", ceilings.fma}};
+}
+nlohmann::ordered_json json_of(const Line& line, const Ceilings& ceilings) {
+  const double rate = line.bytes / line.time.least_s;
+  return {{"name", line.what},
+          {"rows", line.rows},
+          {"bytes", line.bytes},
+          {"operations", line.operations},
+          {"least_seconds", line.time.least_s},
+          {"median_seconds", line.time.median_s},
+          {"cpu_seconds", line.time.cpu_s},
+          {"bytes_per_second", rate},
+          {"share_of_read_ceiling", rate / ceilings.read},
+          {"flop_per_second", line.operations / line.time.least_s}};
+}
+
 class Bench {
  public:
   Bench(const Options& options, Ops& ops, std::vector<Line>& lines)
@@ -253,10 +274,13 @@ int run(const Options& options) {
   const Buffer buffer = Buffer::allocate(host_memory(), INT64_C(1) << 30, "read ceiling").value();
   use_huge_pages(buffer);
   std::memset(buffer.as<void>(), 1, static_cast<size_t>(buffer.bytes()));
+  nlohmann::ordered_json ceilings_of_fewer = nlohmann::ordered_json::array();
   for (int threads = 1; threads < options.threads; ++threads) {
     ThreadPool pool(threads);
     Ceilings ceilings;
     ceilings.measure(pool, buffer);
+    ceilings_of_fewer.push_back(json_of(ceilings, threads));
+    if (options.json) continue;
     fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n", threads, ceilings.read * 1e-9,
                ceilings.fma * 1e-9);
   }
@@ -276,6 +300,15 @@ int run(const Options& options) {
     Bench(options, *ops, lines).run(format);
     ceilings.measure(pool, buffer);
   }
+  if (options.json) {
+    nlohmann::ordered_json json = {{"device", device},
+                                   {"ceilings", json_of(ceilings, options.threads)},
+                                   {"ceilings_of_fewer_threads", ceilings_of_fewer},
+                                   {"rows", nlohmann::ordered_json::array()}};
+    for (const Line& line : lines) json["rows"].push_back(json_of(line, ceilings));
+    std::cout << json.dump(2) << "\n";
+    return 0;
+  }
   fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n{}\n", options.threads,
              ceilings.read * 1e-9, ceilings.fma * 1e-9, device);
   for (const Line& line : lines) print(line, ceilings, options.threads);
@@ -287,12 +320,15 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   nibble::Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
+  for (int i = 1; i < argc; ++i) {
     const std::string_view flag = argv[i];
-    if (flag == "--threads") options.threads = std::max(1, std::atoi(argv[i + 1]));
-    if (flag == "--isa") options.isa = argv[i + 1];
-    if (flag == "--activations") options.activations = argv[i + 1];
-    if (flag == "--gib") options.gib = std::atof(argv[i + 1]);
+    if (flag == "--json") options.json = true;
+    if (flag == "--json" || i + 1 == argc) continue;
+    ++i;
+    if (flag == "--threads") options.threads = std::max(1, std::atoi(argv[i]));
+    if (flag == "--isa") options.isa = argv[i];
+    if (flag == "--activations") options.activations = argv[i];
+    if (flag == "--gib") options.gib = std::atof(argv[i]);
   }
   return nibble::run(options);
 }

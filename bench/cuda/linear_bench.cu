@@ -1,9 +1,9 @@
 // Products of rows with weights in tiles (tile_linear.h): microseconds; bytes of the weights against what the
 // device reads at most, measured in the same run; operations of the product as asked for (the device does
-// twice as many, for a row goes in as two bfloat16 numbers). Shapes of Laguna-S-2.1.
+// twice as many, for a row goes in as two bfloat16 numbers). Shapes of Laguna-S-2.1. --json as in bench.cuh.
 //
-//   linear_bench [KIND [ROWS]]: all, or one kind of weights (BF16, BF16-in-12, NVFP4), or one number of rows
-//   of it.
+//   linear_bench [--json] [KIND [ROWS]]: all, or one kind of weights (BF16, BF16-in-12, NVFP4), or one number
+//   of rows of it.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -54,8 +54,10 @@ __global__ void __launch_bounds__(512) read_all(const uint4* from, int64_t count
 }
 
 int main(int argc, char** argv) {
+  Report report(argc, argv);
   cudaDeviceProp p;
-  if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) return std::printf("skipped: no GPU\n"), 0;
+  if (cudaGetDeviceProperties(&p, 0) != cudaSuccess)
+    return std::fprintf(report.text, "skipped: no GPU\n"), report.finish(), 0;
   CHECK(cudaStreamCreate(&stream));
   constexpr int64_t kBytes = int64_t{4} << 30, kMaxRows = 1024, kMaxK = 9216, kMaxN = 100352;
   uint8_t* weights = nullptr;
@@ -79,7 +81,8 @@ int main(int argc, char** argv) {
                             reinterpret_cast<uint4*>(weights), kBytes / 16, reinterpret_cast<uint32_t*>(out));
                       }).median;
   const double ceiling = kBytes / read / 1e3;
-  std::printf("%s, read ceiling %.0f GB/s\n", p.name, ceiling);
+  report.set_ceiling(p.name, ceiling);
+  std::fprintf(report.text, "%s, read ceiling %.0f GB/s\n", p.name, ceiling);
   struct Shape {
     const char* name;
     std::vector<int64_t> n;
@@ -94,7 +97,7 @@ int main(int argc, char** argv) {
                             {TileKind::kBF16In12, "BF16-in-12"},
                             {TileKind::kNvfp4, "NVFP4"}}) {
     if (argc > 1 && std::string_view(argv[1]) != name) continue;
-    std::printf("%-16s %5s %9s %9s %8s %7s %8s\n", name, "rows", "MB", "us", "GB/s", "share", "TFLOP/s");
+    report.head(name);
     for (const Shape& shape : shapes) {
       int64_t bytes = 0, n_all = 0;
       for (int64_t n : shape.n) bytes += tile_bytes(kind, n, shape.k), n_all += n;
@@ -110,22 +113,23 @@ int main(int argc, char** argv) {
       }
       for (int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}) {
         if (argc > 2 && std::atoll(argv[2]) != rows) continue;
-        const double us =
-            time_us(rows <= 64 ? sets : std::min(sets, 6), true, [&](int i) {
-              TileLinear args{
-                  .x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
-              const uint8_t* at = weights + i * bytes;
-              for (int64_t n : shape.n) {
-                args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
-                at += tile_bytes(kind, n, shape.k);
-              }
-              CHECK(tile_linear(kind, args, stream));
-            }).median;
-        std::printf("%-16s %5d %9.1f %9.1f %8.0f %6.1f%% %8.1f\n", shape.name, static_cast<int>(rows),
-                    bytes / 1e6, us, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling,
-                    2e-6 * static_cast<double>(rows * n_all * shape.k) / us);
+        const Timing us = time_us(rows <= 64 ? sets : std::min(sets, 6), true, [&](int i) {
+          TileLinear args{.x = x, .x_stride = shape.k, .rows = rows, .k = shape.k, .workspace = workspace};
+          const uint8_t* at = weights + i * bytes;
+          for (int64_t n : shape.n) {
+            args.products[args.count++] = {.tiles = at, .out = out, .out_stride = n, .n = n};
+            at += tile_bytes(kind, n, shape.k);
+          }
+          CHECK(tile_linear(kind, args, stream));
+        });
+        report.row({.name = shape.name,
+                    .rows = rows,
+                    .bytes = static_cast<double>(bytes),
+                    .operations = 2.0 * static_cast<double>(rows * n_all * shape.k),
+                    .us = us});
       }
     }
   }
+  report.finish();
   return 0;
 }

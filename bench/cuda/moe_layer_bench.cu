@@ -1,83 +1,18 @@
 // Routed experts on the GPU: checks moe_decode against a plain float64 product, its bits against themselves,
-// and its time against what the device can read. Prints a table; the last lines are the summary.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
+// and its time against what the device can read. Prints a table; the last lines are the summary. Bytes are
+// those of the distinct experts of a step, codes and scales.
+//
+//   moe_layer_bench [--json] [LETTERS]: c checks, r with routing, t times of a layer, p one launch of each,
+//   for ncu; without letters c, r and t
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "bench.cuh"
-#include "ops/cuda/moe_decode.h"
-
-using namespace nibble;
-using namespace nibble::cuda;
-
-template <class T>
-T* device(int64_t count) {
-  void* p = nullptr;
-  CHECK(cudaMalloc(&p, static_cast<size_t>(count * static_cast<int64_t>(sizeof(T)))));
-  return static_cast<T*>(p);
-}
-template <class T>
-T* device(const std::vector<T>& host) {
-  T* p = device<T>(static_cast<int64_t>(host.size()));
-  CHECK(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return p;
-}
-
-__device__ uint32_t hash(uint64_t x) {
-  x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
-  return static_cast<uint32_t>(x);
-}
-__global__ void fill_codes(uint8_t* p, int64_t n, uint64_t seed) {
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) p[i] = hash(seed + i);
-}
-// NVFP4: subnormal codes to 2, now and then negative. MXFP4: 2^-15 to 2.
-__global__ void fill_scales(uint8_t* p, int64_t n, uint64_t seed, int block) {
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
-    const uint32_t r = hash(seed + i);
-    p[i] = block == 16 ? (r & 0x3F) | ((r >> 8) % 16 == 0 ? 0x80 : 0) : 112 + r % 17;
-  }
-}
-
-struct Raw {
-  DiskMatrix gate, up, down;
-};
-
-struct Layer {
-  MoeShape shape;
-  std::vector<Raw> raw;
-  std::vector<PackedExpert> packed;
-  PackedExpert* table = nullptr;
-
-  Layer(MoeShape s, uint64_t seed) : shape(s) {
-    auto matrix = [&](int64_t n, int64_t k) {
-      uint8_t *codes = device<uint8_t>(n * k / 2), *scales = device<uint8_t>(n * k / s.block);
-      fill_codes<<<1024, 256>>>(codes, n * k / 2, seed += 1ull << 40);
-      fill_scales<<<1024, 256>>>(scales, n * k / s.block, seed += 1ull << 40, s.block);
-      return DiskMatrix{codes, scales};
-    };
-    for (int e = 0; e < s.experts; ++e) {
-      Raw r = {matrix(s.width, s.model), matrix(s.width, s.model), matrix(s.model, s.width)};
-      uint8_t *gate_up = device<uint8_t>(s.gate_up_bytes()), *down = device<uint8_t>(s.down_bytes());
-      CHECK(cudaMemset(gate_up, 0xFF, s.gate_up_bytes()));
-      CHECK(cudaMemset(down, 0xFF, s.down_bytes()));
-      CHECK(repack_gate_up(s, r.gate, r.up, gate_up, 0));
-      CHECK(repack_down(s, r.down, down, 0));
-      raw.push_back(r);
-      const float scale = 0.01f * static_cast<float>(1 + e % 5);
-      packed.push_back({gate_up, down, 4 * scale, scale, 0.02f});
-    }
-    table = device(packed);
-    CHECK(cudaDeviceSynchronize());
-  }
-};
+#include "moe_layer.cuh"
 
 __device__ double value(DiskMatrix m, int64_t row, int k, int c, int block) {
   const double magnitudes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -123,85 +58,10 @@ __global__ void plain_down(DiskMatrix down, MoeShape s, double scale, const doub
   out[blockIdx.x] += v * scale;
 }
 
-struct Step {
-  int tokens;
-  std::vector<float> x, weights;
-  std::vector<int32_t> ids;
-  float *d_x, *d_weights, *d_out;
-  int32_t* d_ids;
-};
-
-Step make_step(const MoeShape& s, int tokens, std::mt19937& random,
-               const std::vector<int32_t>* ids = nullptr) {
-  Step step;
-  step.tokens = tokens;
-  std::normal_distribution<float> normal;
-  step.x.resize(static_cast<size_t>(tokens) * s.model);
-  step.weights.resize(static_cast<size_t>(tokens) * s.chosen);
-  for (float& v : step.x) v = normal(random);
-  for (float& v : step.weights) v = 0.1f + 0.2f * std::fabs(normal(random));
-  if (ids != nullptr) {
-    step.ids = *ids;
-  } else {
-    std::vector<int32_t> all(s.experts);
-    for (int e = 0; e < s.experts; ++e) all[e] = e;
-    for (int t = 0; t < tokens; ++t) {
-      std::shuffle(all.begin(), all.end(), random);
-      step.ids.insert(step.ids.end(), all.begin(), all.begin() + s.chosen);
-    }
-  }
-  step.d_x = device(step.x);
-  step.d_weights = device(step.weights);
-  step.d_ids = device(step.ids);
-  step.d_out = device<float>(static_cast<int64_t>(tokens) * s.model);
-  CHECK(cudaMemset(step.d_out, 0xFF, static_cast<size_t>(tokens) * s.model * 4));
-  return step;
-}
-
-// What a launch needs beside its step.
-struct Room {
-  void* workspace;
-  int64_t workspace_bytes;
-  uint32_t* handed;
-
-  Room(const MoeShape& s, int tokens) : workspace_bytes(moe_decode_workspace_bytes(s, tokens)) {
-    workspace = device<char>(workspace_bytes);
-    handed = device(std::vector<uint32_t>(static_cast<size_t>(moe_decode_handed(s, tokens))));
-    CHECK(cudaMemset(workspace, 0xFF, workspace_bytes));
-  }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  ~Room() {
-    CHECK(cudaFree(workspace));
-    CHECK(cudaFree(handed));
-  }
-};
-
-MoeDecodeArgs args_of(const Layer& layer, const Step& step, const Room& room, int first = 0, int count = -1) {
-  const MoeShape& s = layer.shape;
-  MoeDecodeArgs a;
-  a.shape = s;
-  a.experts = layer.table;
-  a.tokens = count < 0 ? step.tokens : count;
-  a.x = step.d_x + static_cast<int64_t>(first) * s.model, a.x_stride = s.model;
-  a.ids = step.d_ids + first * s.chosen, a.ids_stride = s.chosen;
-  a.weights = step.d_weights + first * s.chosen, a.weights_stride = s.chosen;
-  a.out = step.d_out + static_cast<int64_t>(first) * s.model, a.out_stride = s.model;
-  a.workspace = room.workspace;
-  a.handed = room.handed;
-  return a;
-}
-
-std::vector<float> result(const Layer& layer, const Step& step) {
-  CHECK(cudaDeviceSynchronize());
-  std::vector<float> out(static_cast<size_t>(step.tokens) * layer.shape.model);
-  CHECK(cudaMemcpy(out.data(), step.d_out, out.size() * 4, cudaMemcpyDeviceToHost));
-  return out;
-}
-
 int failures = 0;
+std::FILE* text = stdout;  // Report::text
 void report(bool ok, const std::string& what) {
-  std::printf("%-6s %s\n", ok ? "ok" : "FAILED", what.c_str());
+  std::fprintf(text, "%-6s %s\n", ok ? "ok" : "FAILED", what.c_str());
   failures += ok ? 0 : 1;
 }
 
@@ -292,10 +152,53 @@ __global__ void __launch_bounds__(512)
 }
 __global__ void nothing() {}
 
+double expert_bytes(const MoeShape& s) { return 3.0 * s.model * s.width * 9 / 16; }  // NVFP4
+double operations(const MoeShape& s, int tokens) { return 2.0 * 3 * s.model * s.width * tokens * s.chosen; }
+std::string name_of(const std::string& what, double experts) {
+  char name[100];
+  std::snprintf(name, sizeof name, "%s, %.1f experts", what.c_str(), experts);
+  return name;
+}
+double count_distinct(std::vector<int32_t> ids) {
+  std::sort(ids.begin(), ids.end());
+  return static_cast<double>(std::unique(ids.begin(), ids.end()) - ids.begin());
+}
+
+// GB/s that the device reads of the repacked experts themselves, at most.
+double read_ceiling(const Layer& layer, int multiprocessors) {
+  const MoeShape& s = layer.shape;
+  uint32_t* sink = device<uint32_t>(1);
+  std::vector<const uint4*> pieces;
+  for (const PackedExpert& e : layer.packed) pieces.push_back(reinterpret_cast<const uint4*>(e.gate_up));
+  const uint4** d_pieces = device(pieces);
+  const int64_t each = s.gate_up_bytes() / 16;
+  double ceiling = 0;
+  for (int count : {8, 16, 32, 64, s.experts / 2, s.experts}) {
+    for (int blocks : {2, 3, 4}) {
+      const Timing t = time_us(s.experts / count, true, [&](int i) {
+        read_pieces<<<multiprocessors * blocks, 512, 0, stream>>>(d_pieces + i * count, each, count, sink);
+      });
+      const double rate = count * static_cast<double>(s.gate_up_bytes()) / t.median / 1e3;
+      ceiling = std::max(ceiling, rate);
+      if (blocks == 4 || count == s.experts)
+        std::fprintf(text, "read %3d pieces of %.2f MB, %d blocks an SM: %7.1f us, %6.0f GB/s\n", count,
+                     s.gate_up_bytes() / 1e6, blocks, t.median, rate);
+    }
+  }
+  std::fprintf(text, "read ceiling %.0f GB/s; launch %.2f us, graph node %.2f us\n", ceiling,
+               time_us(200, false, [&](int) { nothing<<<1, 32, 0, stream>>>(); }).median,
+               time_us(200, true, [&](int) { nothing<<<1, 32, 0, stream>>>(); }).median);
+  CHECK(cudaFree(d_pieces));
+  CHECK(cudaFree(sink));
+  return ceiling;
+}
+
 // With the router's logits given: rows that differ, so that L2 holds no experts.
-void routed_times() {
+void routed_times(const cudaDeviceProp& p, Report& results) {
   Layer layer({256, 10, 3072, 1024, 16}, 78);
   const MoeShape& s = layer.shape;
+  results.set_ceiling(p.name, read_ceiling(layer, p.multiProcessorCount));
+  results.head("routing and experts, NVFP4");
   std::mt19937 random(6);
   std::normal_distribution<float> normal;
   for (int tokens : {1, 2, 4, 8, 16}) {
@@ -303,6 +206,18 @@ void routed_times() {
     const Room room(s, tokens);
     std::vector<float> logits(static_cast<size_t>(count) * tokens * s.experts);
     for (float& v : logits) v = normal(random);
+    double distinct = 0;  // experts of a step: those of the largest logits
+    for (int i = 0; i < count; ++i) {
+      std::vector<int32_t> ids, all(s.experts);
+      for (int e = 0; e < s.experts; ++e) all[e] = e;
+      for (int t = 0; t < tokens; ++t) {
+        const float* of_row = logits.data() + (static_cast<size_t>(i) * tokens + t) * s.experts;
+        std::partial_sort(all.begin(), all.begin() + s.chosen, all.end(),
+                          [&](int32_t a, int32_t b) { return of_row[a] > of_row[b]; });
+        ids.insert(ids.end(), all.begin(), all.begin() + s.chosen);
+      }
+      distinct += count_distinct(ids) / count;
+    }
     const float* d_logits = device(logits);
     Step step = make_step(s, tokens, random);
     const Timing t = time_us(count, true, [&](int i) {
@@ -314,21 +229,27 @@ void routed_times() {
       a.route = &route;
       CHECK(moe_decode(a, stream));
     });
-    std::printf("routing and experts, E %d A %d D %d I %d, M = %d: %.1f us (%.1f to %.1f)\n", s.experts,
-                s.chosen, s.model, s.width, tokens, t.median, t.low, t.high);
+    results.row({.name = name_of("E 256 A 10 M = " + std::to_string(tokens), distinct),
+                 .rows = tokens,
+                 .bytes = distinct * expert_bytes(s),
+                 .operations = operations(s, tokens),
+                 .us = t});
     CHECK(cudaFree(const_cast<float*>(d_logits)));
   }
 }
 
 int main(int argc, char** argv) {
+  Report results(argc, argv);
+  text = results.text;
   const bool checks = argc < 2 || std::strstr(argv[1], "c") != nullptr;
   const bool times = argc < 2 || std::strstr(argv[1], "t") != nullptr;
   const bool routed = argc < 2 || std::strstr(argv[1], "r") != nullptr;
   const bool profile = argc > 1 && std::strstr(argv[1], "p") != nullptr;  // one launch of each, for ncu
   cudaDeviceProp p;
-  if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) return std::printf("skipped: no GPU\n"), 0;
-  std::printf("%s, sm_%d%d, %d SMs, L2 %.0f MB\n", p.name, p.major, p.minor, p.multiProcessorCount,
-              p.l2CacheSize / 1e6);
+  if (cudaGetDeviceProperties(&p, 0) != cudaSuccess)
+    return std::fprintf(text, "skipped: no GPU\n"), results.finish(), 0;
+  std::fprintf(text, "%s, sm_%d%d, %d SMs, L2 %.0f MB\n", p.name, p.major, p.minor, p.multiProcessorCount,
+               p.l2CacheSize / 1e6);
   CHECK(cudaStreamCreate(&stream));
   if (checks) {
     check({16, 4, 256, 256, 16}, 3, 1, "small");
@@ -339,55 +260,29 @@ int main(int argc, char** argv) {
     check({12, 4, 4096, 2048, 16}, 20, 6, "large");
     check({3, 2, 4480, 1088, 16}, 13, 7, "wider than what registers hold");
   }
-  if (routed) routed_times();
+  if (routed) routed_times(p, results);
   if (times) {
     Layer layer({288, 8, 4096, 2048, 16}, 77);
     const MoeShape& s = layer.shape;
-    const double expert_bytes = 3.0 * s.model * s.width * 9 / 16;
-    uint32_t* sink = device<uint32_t>(1);
-    // Ceilings: reading the repacked experts themselves.
-    std::vector<const uint4*> pieces;
-    for (const PackedExpert& e : layer.packed) pieces.push_back(reinterpret_cast<const uint4*>(e.gate_up));
-    const uint4** d_pieces = device(pieces);
-    const int64_t each = s.gate_up_bytes() / 16;
-    double ceiling = 0;
-    for (int count : {8, 16, 32, 64, 144, 288}) {
-      for (int blocks : {2, 3, 4}) {
-        const int rounds = 288 / count;
-        Timing t = time_us(rounds, true, [&](int i) {
-          read_pieces<<<p.multiProcessorCount * blocks, 512, 0, stream>>>(d_pieces + i * count, each, count,
-                                                                          sink);
-        });
-        const double rate = count * static_cast<double>(s.gate_up_bytes()) / t.median / 1e3;
-        ceiling = std::max(ceiling, rate);
-        if (blocks == 4 || count == 288)
-          std::printf("read %3d pieces of %.2f MB, %d blocks an SM: %7.1f us, %6.0f GB/s\n", count,
-                      s.gate_up_bytes() / 1e6, blocks, t.median, rate);
-      }
-    }
-    std::printf("read ceiling %.0f GB/s; launch %.2f us, graph node %.2f us\n", ceiling,
-                time_us(200, false, [&](int) { nothing<<<1, 32, 0, stream>>>(); }).median,
-                time_us(200, true, [&](int) { nothing<<<1, 32, 0, stream>>>(); }).median);
+    results.set_ceiling(p.name, read_ceiling(layer, p.multiProcessorCount));
     std::mt19937 random(5);
-    std::printf("%-28s %8s %9s %9s %9s %8s %7s %9s\n", "routed experts, NVFP4 W4A16", "experts", "graph us",
-                "low", "high", "GB/s", "share", "eager us");
+    results.head("routed experts, NVFP4 W4A16");
     auto row = [&](const std::string& name, const std::vector<std::vector<int32_t>>& id_sets, int tokens) {
       std::vector<Step> steps;
       const Room room(s, tokens);
       double distinct = 0;
       for (const auto& ids : id_sets) {
         steps.push_back(make_step(s, tokens, random, &ids));
-        std::vector<int32_t> sorted = ids;
-        std::sort(sorted.begin(), sorted.end());
-        distinct += static_cast<double>(std::unique(sorted.begin(), sorted.end()) - sorted.begin());
+        distinct += count_distinct(ids) / static_cast<double>(id_sets.size());
       }
-      distinct /= static_cast<double>(id_sets.size());
       auto work = [&](int i) { CHECK(moe_decode(args_of(layer, steps[i], room), stream)); };
       const int count = static_cast<int>(steps.size());
-      const Timing g = time_us(count, true, work), e = time_us(count, false, work);
-      const double rate = distinct * expert_bytes / g.median / 1e3;
-      std::printf("%-28s %8.1f %9.1f %9.1f %9.1f %8.0f %6.1f%% %9.1f\n", name.c_str(), distinct, g.median,
-                  g.low, g.high, rate, 100 * rate / ceiling, e.median);
+      results.row({.name = name_of(name, distinct),
+                   .rows = tokens,
+                   .bytes = distinct * expert_bytes(s),
+                   .operations = operations(s, tokens),
+                   .us = time_us(count, true, work),
+                   .eager = time_us(count, false, work)});
       for (Step& step : steps) {
         CHECK(cudaFree(step.d_x));
         CHECK(cudaFree(step.d_out));
@@ -424,7 +319,7 @@ int main(int argc, char** argv) {
       std::vector<int32_t> ids;
       for (int t = 0; t < tokens; ++t)
         for (int a = 0; a < 8; ++a) ids.push_back((t % 36) * 8 + a);
-      row("all experts, " + std::to_string(rows) + " rows each", {ids}, tokens);
+      row(std::to_string(rows) + " rows each", {ids}, tokens);
     }
   }
   if (profile) {
@@ -441,6 +336,7 @@ int main(int argc, char** argv) {
       CHECK(cudaDeviceSynchronize());
     }
   }
-  std::printf(failures == 0 ? "all checks passed\n" : "%d CHECKS FAILED\n", failures);
+  std::fprintf(text, failures == 0 ? "all checks passed\n" : "%d CHECKS FAILED\n", failures);
+  results.finish();
   return failures == 0 ? 0 : 1;
 }

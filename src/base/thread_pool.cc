@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <set>
 #include <string>
 #include <system_error>
 
@@ -17,17 +19,36 @@ namespace nibble {
 namespace {
 
 // cpu.max of cgroup v2 is "quota period" or "max period"; v1 has the two numbers in two files.
-double cgroup_cpu_quota() {
+double cgroup_cpu_quota(const std::string& root) {
   std::string quota;
   double period = 0;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> quota >> period && quota != "max" && period > 0) {
+  if (std::ifstream v2(root + "/sys/fs/cgroup/cpu.max");
+      v2 >> quota >> period && quota != "max" && period > 0) {
     return std::atof(quota.c_str()) / period;
   }
   double quota_us = 0;
-  std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
-      v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  std::ifstream v1_quota(root + "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+      v1_period(root + "/sys/fs/cgroup/cpu/cpu.cfs_period_us");
   if (v1_quota >> quota_us && v1_period >> period && quota_us > 0 && period > 0) return quota_us / period;
   return 0;
+}
+
+int within_quota(int cpus, const std::string& root) {
+  if (double quota = cgroup_cpu_quota(root); quota > 0)
+    cpus = std::min(cpus, static_cast<int>(std::lround(quota)));
+  return std::max(cpus, 1);
+}
+
+std::vector<int> affinity_mask() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const bool known = ::sched_getaffinity(0, sizeof(set), &set) == 0;
+  const int count = known ? CPU_SETSIZE : static_cast<int>(std::thread::hardware_concurrency());
+  for (int cpu = 0; cpu < count; ++cpu) {
+    if (!known || CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
 }
 
 // Tells the core that this is a waiting loop.
@@ -41,15 +62,19 @@ void relax_cpu() {
 
 }  // namespace
 
-int usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cpus = ::sched_getaffinity(0, sizeof(set), &set) == 0
-                 ? CPU_COUNT(&set)
-                 : static_cast<int>(std::thread::hardware_concurrency());
-  if (double quota = cgroup_cpu_quota(); quota > 0)
-    cpus = std::min(cpus, static_cast<int>(std::lround(quota)));
-  return std::max(cpus, 1);
+int usable_cpus() { return within_quota(static_cast<int>(affinity_mask().size()), ""); }
+
+int usable_cores() { return usable_cores(affinity_mask(), ""); }
+
+int usable_cores(std::span<const int> cpus, const std::string& root) {
+  std::set<std::string> cores;  // by their lists of threads
+  for (int cpu : cpus) {
+    std::ifstream file(
+        fmt::format("{}/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", root, cpu));
+    std::string threads;
+    cores.insert(file >> threads ? threads : fmt::format("cpu{}", cpu));
+  }
+  return within_quota(static_cast<int>(cores.size()), root);
 }
 
 struct ThreadPool::Loop {

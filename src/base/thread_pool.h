@@ -12,6 +12,8 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,6 +21,11 @@ namespace nibble {
 
 // The number of CPUs that this process may use: affinity mask and cgroup v2/v1 quota respected; at least 1.
 int usable_cpus();
+// The same, but of CPUs that are threads of one core only one counts: a core's threads share what multiplies.
+// A CPU of which the kernel does not say whose thread it is counts as a core.
+int usable_cores();
+// That of an affinity mask with these CPUs. `root` stands before the paths of the kernel's files.
+int usable_cores(std::span<const int> cpus, const std::string& root);
 
 class ThreadPool {
  public:

@@ -22,7 +22,7 @@ Widths widest(const ModelSpec& spec) {
     w.mixer.resize(std::max(w.mixer.size(), mixer.size()), 0);
     for (size_t i = 0; i < mixer.size(); ++i) w.mixer[i] = std::max(w.mixer[i], mixer[i]);
     if (const auto* mla = std::get_if<MlaSpec>(&layer.mixer); mla != nullptr && mla->indexer) {
-      w.selected = std::max(w.selected, mla->indexer->top_k + mla->indexer->pool - 1);
+      w.selected = std::max(w.selected, mla->indexer->most_chosen());
     }
     w.ffn = std::max(w.ffn, layer.dense_width);
     if (!layer.moe) continue;

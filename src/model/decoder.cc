@@ -47,6 +47,37 @@ Result<int64_t> Decoder::plan_bytes(const ModelSpec& spec, const DecoderOptions&
   return *total;
 }
 
+StepShape Decoder::largest_step(const ModelSpec& spec, const DecoderOptions& options) {
+  StepShape step{.rows = options.max_rows,
+                 .logit_rows = options.max_logit_rows,
+                 .vocab = spec.vocab,
+                 .positions = round_up(options.kv.max_tokens, options.kv.page_tokens),
+                 .widest = spec.residual_width()};
+  int64_t most_chosen = 0;  // all selections have the room of the largest
+  for (const LayerSpec& layer : spec.layers) {
+    const auto* mla = std::get_if<MlaSpec>(&layer.mixer);
+    if (mla == nullptr || !mla->indexer) continue;
+    most_chosen = std::max(most_chosen, mla->indexer->most_chosen());
+    step.pool = step.pool == 0 ? mla->indexer->pool : std::min(step.pool, mla->indexer->pool);
+  }
+  for (const LayerSpec& layer : spec.layers) {
+    for (int64_t width : mixer_scratch(layer.mixer)) step.widest = std::max(step.widest, width);
+    step.widest = std::max(step.widest, layer.dense_width);
+    if (std::optional<StepShape::Attention> attention = mixer_attention(layer.mixer)) {
+      const auto* mla = std::get_if<MlaSpec>(&layer.mixer);
+      if (mla != nullptr && (mla->indexer || mla->shares_selection)) attention->chosen = most_chosen;
+      step.attention.push_back(*attention);
+    }
+    if (!layer.moe) continue;
+    step.widest = std::max(step.widest, layer.moe->shared_width);
+    step.experts.push_back({.count = layer.moe->experts,
+                            .chosen = layer.moe->chosen,
+                            .model = spec.width,
+                            .width = layer.moe->width});
+  }
+  return step;
+}
+
 Result<std::unique_ptr<Decoder>> Decoder::create(Ops& ops, ModelSpec spec, ModelWeights weights,
                                                  const DecoderOptions& options) {
   const CacheLayout layout = cache_layout(spec);

@@ -39,6 +39,8 @@ class Decoder {
                                                  const DecoderOptions& options);
   // Bytes of KV cache and activations that create() would allocate.
   static Result<int64_t> plan_bytes(const ModelSpec& spec, const DecoderOptions& options);
+  // The largest step that it would run. REQUIRES plan_bytes() to be ok.
+  static StepShape largest_step(const ModelSpec& spec, const DecoderOptions& options);
 
   // Appends each step's ids to its sequence and returns the wanted logits [rows, V] in host memory, in the
   // order of the steps; valid until the next call. One step a slot. On error (an id outside the vocabulary,

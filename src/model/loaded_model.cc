@@ -28,6 +28,9 @@ Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
                    const DecoderOptions& options) {
   MemoryPlan plan{.copies = bytes_to_copy(source, spec.names, ops), .most = ops.memory().most_bytes()};
   NIBBLE_ASSIGN_OR_RETURN(plan.working, Decoder::plan_bytes(spec, options));
+  if (plan.working <= plan.most)  // and so its shapes are no numbers that overflow
+    plan.working = checked_add(plan.working, ops.working_bytes(Decoder::largest_step(spec, options)))
+                       .value_or(INT64_MAX);
   std::string wanted;
   switch (fit_of(plan)) {
     case MemoryFit::kAll:
@@ -35,7 +38,7 @@ Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
     case MemoryFit::kNothing:
       return user_error(
           "KV cache and activations: wanted {} of memory, but only {} is available; a smaller context (-c) "
-          "takes less",
+          "or prefill chunk (--prefill-chunk) takes less",
           format_bytes(plan.working), format_bytes(plan.most));
     case MemoryFit::kNotWeights:
       wanted = fmt::format(

@@ -21,7 +21,7 @@ struct LoadedModel {
 
 // Bytes that a model takes.
 struct MemoryPlan {
-  int64_t working = 0;  // KV cache and activations
+  int64_t working = 0;  // KV cache, activations and what the backend's operations take for themselves
   int64_t copies = 0;   // weights in a form of the backend's own
   int64_t most = 0;     // that there are
 };

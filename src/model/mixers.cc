@@ -31,6 +31,17 @@ MixerCacheShape mixer_cache(const MixerSpec& spec) {
   return {.kv = {}, .states = {conv, conv, conv, kda.heads * kda.head_dim * kda.head_dim}};
 }
 
+std::optional<StepShape::Attention> mixer_attention(const MixerSpec& spec) {
+  const MixerCacheShape cache = mixer_cache(spec);
+  if (cache.kv.empty()) return std::nullopt;
+  const KvLayerShape& kv = cache.kv[0];
+  const auto* gqa = std::get_if<GqaSpec>(&spec);
+  return StepShape::Attention{.heads = gqa != nullptr ? gqa->heads : std::get<MlaSpec>(spec).heads,
+                              .head_dim = kv.head_dim,
+                              .value_dim = kv.value_dim,
+                              .window = kv.window};
+}
+
 void norm_heads(Step& step, Rows<float> x, int64_t head_dim, const float* weight) {
   Rows<float> heads(x.data, x.rows * (x.cols / head_dim), head_dim);
   step.ops.rms_norm(heads, weight, step.spec.norm_eps, heads);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/step.h"
@@ -30,6 +31,9 @@ struct MixerCacheShape {
   std::vector<int64_t> states;
 };
 MixerCacheShape mixer_cache(const MixerSpec& spec);
+
+// The shape of its attention, as if to all positions; nothing where it has none.
+std::optional<StepShape::Attention> mixer_attention(const MixerSpec& spec);
 
 // RMSNorm of each head of x on its own, in place.
 void norm_heads(Step& step, Rows<float> x, int64_t head_dim, const float* weight);

@@ -52,6 +52,7 @@ struct IndexerSpec {
   int64_t top_k = 0;  // tokens that a query may choose, a multiple of pool
 
   int64_t query_width() const { return heads * head_dim; }
+  int64_t most_chosen() const { return top_k + pool - 1; }  // with the query's own, incomplete pool
 };
 
 // Multi-head latent attention: all heads share one latent of kv_rank elements a position.

@@ -27,7 +27,7 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   if (int8_activations && name != "cpu") {
     return user_error("cpu-activations int8: wanted device 'cpu' with it, found '{}'", name);
   }
-  int threads = options.threads > 0 ? options.threads : usable_cpus();
+  int threads = options.threads > 0 ? options.threads : usable_cores();
   if (name == "reference") return make_reference_ops(threads);
   if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa, int8_activations);
 #ifdef NIBBLE_CUDA

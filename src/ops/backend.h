@@ -11,7 +11,7 @@
 namespace nibble {
 
 struct BackendOptions {
-  int threads = 0;  // 0: as many as this process may use
+  int threads = 0;  // 0: one for each physical core that this process may use
   // Kernels of the cpu backend: "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_dot", "generic"; "":
   // the best here.
   std::string cpu_isa;

@@ -241,16 +241,18 @@ void Ops::do_linears(Rows<const float> x, std::span<const Product> products) {
   }
 }
 
-Result<std::unique_ptr<PlacedExperts>> Ops::place_experts(std::span<const ExpertWeights> host_experts) {
+Result<std::unique_ptr<PlacedExperts>> Ops::place_experts(std::span<const ExpertWeights> host_experts,
+                                                          ExpertsOf whose) {
   NIBBLE_CHECK(!host_experts.empty());
   const int64_t i = host_experts[0].gate.n, d = host_experts[0].gate.k;
   for (const ExpertWeights& w : host_experts) {
     NIBBLE_CHECK(is_matrix(w.gate, i, d) && is_matrix(w.up, i, d) && is_matrix(w.down, d, i));
   }
-  return do_place_experts(host_experts);
+  return do_place_experts(host_experts, whose);
 }
 
-Result<std::unique_ptr<PlacedExperts>> Ops::do_place_experts(std::span<const ExpertWeights> host_experts) {
+Result<std::unique_ptr<PlacedExperts>> Ops::do_place_experts(std::span<const ExpertWeights> host_experts,
+                                                             ExpertsOf /*whose*/) {
   std::vector<ExpertWeights> placed(host_experts.begin(), host_experts.end());
   for (ExpertWeights& expert : placed) {
     for (Matrix* matrix : {&expert.gate, &expert.up, &expert.down}) {

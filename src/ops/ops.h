@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "ops/memory.h"
 #include "ops/mixer_args.h"
 #include "ops/op_args.h"
+#include "ops/step_shape.h"
 #include "quant/matrix.h"
 
 namespace nibble {
@@ -39,6 +41,11 @@ struct ExpertWeights {
   // What calibration says of the rows that go into gate and up, and into down: ActScale::kStatic; 0: nothing.
   float input_scale = 0, down_input_scale = 0;
 };
+
+// Whose experts are placed: a model's, or those of a self-test, which wants every format, and whatever
+// kernels the backend has for it: an option that asks for some kernels alone refuses none, and no warning is
+// due.
+enum class ExpertsOf { kModel, kSelfTest };
 
 // The arithmetic of routed experts (spec moe.md 2). W4A16: rows as they are. W4A4: rows in NVFP4 into both
 // products, exact products, float32 sums; g and the tensor scale are multiplied on the sums.
@@ -115,6 +122,11 @@ class Ops {
   virtual Memory& memory() = 0;
   // One line for people: threads and instruction set, or device and driver.
   virtual std::string description() const = 0;
+  // What it computes with on this machine, and why: lines for people.
+  virtual std::vector<std::string> choices() const { return {}; }
+  // Most bytes of memory() that operations take for themselves in steps up to this one, beside their
+  // arguments.
+  virtual int64_t working_bytes(const StepShape& /*largest*/) const { return 0; }
   // Whether the bytes of matrices of this format that were placed for products are no longer needed behind
   // place() and place_experts().
   virtual bool copies_weights(MatrixFormat /*format*/) const { return false; }
@@ -141,7 +153,8 @@ class Ops {
   virtual Result<Matrix> place(const Matrix& host_matrix, MatrixUse use = MatrixUse::kProducts) = 0;
   // The same for the experts [E] of a layer together. Matrices are in host memory that outlives the backend,
   // biases in memory() already. REQUIRES at least one expert, and the same shapes of all.
-  Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts);
+  Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts,
+                                                       ExpertsOf whose = ExpertsOf::kModel);
 
   // out[t] = table[ids[t]]. REQUIRES every id in [0, V).
   void embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD);
@@ -218,8 +231,8 @@ class Ops {
 
  protected:
   // Default: each matrix by place().
-  virtual Result<std::unique_ptr<PlacedExperts>> do_place_experts(
-      std::span<const ExpertWeights> host_experts);
+  virtual Result<std::unique_ptr<PlacedExperts>> do_place_experts(std::span<const ExpertWeights> host_experts,
+                                                                  ExpertsOf whose);
   virtual void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) = 0;
   virtual void do_gather(Rows<const float> x, std::span<const int32_t> indices, Rows<float> out) = 0;
   virtual void do_rms_norm(Rows<const float> x, const float* weight, float eps, Rows<float> out) = 0;

@@ -92,7 +92,8 @@ Result<std::vector<float>> run(Ops& ops, const std::vector<HostMatrix>& matrices
   for (size_t e = 0; e < experts.size(); ++e) {
     experts[e] = {matrices[3 * e].matrix, matrices[3 * e + 1].matrix, matrices[3 * e + 2].matrix};
   }
-  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<PlacedExperts> placed, ops.place_experts(experts));
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<PlacedExperts> placed,
+                          ops.place_experts(experts, ExpertsOf::kSelfTest));
   constexpr int64_t kRows = kTokens * kChosen;
   const std::array<int64_t, 8> counts = {
       kTokens * kWidth,     kRows,          kRows,           kRows * kWidth, kRows * kExpertWidth,

@@ -4,6 +4,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -43,7 +47,64 @@ TEST(ThreadPool, LoopsAboutAsFarApartAsWorkersSpin) {
   EXPECT_EQ(sum.load(), 500 * 6);
 }
 
-TEST(ThreadPool, ThisMachineHasACpu) { EXPECT_GE(usable_cpus(), 1); }
+class UsableCores : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::remove_all(root_); }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories((root_ + path).substr(0, (root_ + path).rfind('/')));
+    std::ofstream(root_ + path) << text << "\n";
+  }
+  void write_threads(int cpu, const std::string& threads) const {
+    write("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list", threads);
+  }
+  int cores(std::initializer_list<int> cpus) const { return usable_cores({cpus.begin(), cpus.end()}, root_); }
+
+  std::string root_ = ::testing::TempDir() + "nibble_cores_" +
+                      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+// As Intel and AMD number them, and as others do.
+TEST_F(UsableCores, ThreadsOfACoreCountOnce) {
+  for (int cpu = 0; cpu < 8; ++cpu)
+    write_threads(cpu, std::to_string(cpu % 4) + "," + std::to_string(cpu % 4 + 4));
+  EXPECT_EQ(cores({0, 1, 2, 3, 4, 5, 6, 7}), 4);
+  EXPECT_EQ(cores({1, 2, 5}), 2);
+  EXPECT_EQ(cores({5}), 1);
+  for (int cpu = 0; cpu < 8; ++cpu) {
+    const int first = cpu / 2 * 2;
+    write_threads(cpu, std::to_string(first) + "-" + std::to_string(first + 1));
+  }
+  EXPECT_EQ(cores({0, 1, 2, 3, 4}), 3);
+}
+
+TEST_F(UsableCores, WithoutTheKernelsWordEveryCpuCounts) {
+  EXPECT_EQ(cores({0, 1, 17}), 3);
+  EXPECT_EQ(cores({}), 1);
+  write_threads(0, "0-1");
+  write_threads(1, "");
+  EXPECT_EQ(cores({0, 1, 2}), 3);
+}
+
+TEST_F(UsableCores, WithinTheQuotaOfACgroup) {
+  for (int cpu = 0; cpu < 8; ++cpu) write_threads(cpu, std::to_string(cpu));
+  write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
+  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1");
+  EXPECT_EQ(cores({0, 1, 2, 3}), 4);
+  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "300000");
+  EXPECT_EQ(cores({0, 1, 2, 3}), 3);
+  write("/sys/fs/cgroup/cpu.max", "max 100000");
+  EXPECT_EQ(cores({0, 1, 2, 3}), 3);
+  write("/sys/fs/cgroup/cpu.max", "150000 100000");
+  EXPECT_EQ(cores({0, 1, 2, 3}), 2);
+  write("/sys/fs/cgroup/cpu.max", "20000 100000");
+  EXPECT_EQ(cores({0, 1, 2, 3}), 1);
+}
+
+TEST(ThreadPool, ThisMachineHasACpu) {
+  EXPECT_GE(usable_cores(), 1);
+  EXPECT_GE(usable_cpus(), usable_cores());
+}
 
 }  // namespace
 }  // namespace nibble

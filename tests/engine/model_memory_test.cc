@@ -110,6 +110,108 @@ TEST(ModelMemory, WeightsThatNobodyReadsOrCopiesDoNotCount) {
       load_large(true, MatrixFormat::kNvfp4, "larg").value().ops->copies_weights(MatrixFormat::kNvfp4));
 }
 
+// A backend that computes nothing, says what its operations take, and has so much memory.
+class Hungry final : public Ops {
+ public:
+  Hungry(int64_t working_bytes, int64_t most_bytes) : working_bytes_(working_bytes), memory_(most_bytes) {}
+  std::string_view name() const override { return "hungry"; }
+  std::string description() const override { return "hungry"; }
+  Memory& memory() override { return memory_; }
+  int64_t working_bytes(const StepShape&) const override { return working_bytes_; }
+  Result<double> read_bandwidth() override { return internal_error("none"); }
+  Result<Matrix> place(const Matrix&, MatrixUse) override { return user_error("a weight was placed"); }
+
+ protected:
+  static void never() { check_failed(__FILE__, __LINE__, "it computes nothing"); }
+  void do_embed(std::span<const int32_t>, const Matrix&, Rows<float>) override { never(); }
+  void do_gather(Rows<const float>, std::span<const int32_t>, Rows<float>) override { never(); }
+  void do_rms_norm(Rows<const float>, const float*, float, Rows<float>) override { never(); }
+  void do_linear(Rows<const float>, const Matrix&, Rows<float>) override { never(); }
+  void do_rope_table(const int32_t*, std::span<const float>, float, Rows<float>) override { never(); }
+  void do_rope(Rows<float>, int64_t, Rows<const float>, RopeStyle, int64_t) override { never(); }
+  void do_write_kv(Rows<const float>, Rows<const float>, const RowsOfStep&, const KvView&) override {
+    never();
+  }
+  void do_attend(const AttendArgs&) override { never(); }
+  void do_gate_output(OutputGate, Rows<const float>, int64_t, Rows<float>) override { never(); }
+  void do_activate(const ActivationSpec&, Rows<const float>, Rows<const float>, Rows<float>) override {
+    never();
+  }
+  void do_add(Rows<const float>, Rows<float>) override { never(); }
+  void do_add_bias(Rows<float>, const float*) override { never(); }
+  void do_route(const RouteArgs&) override { never(); }
+
+ private:
+  class Limited final : public Memory {
+   public:
+    explicit Limited(int64_t most_bytes) : most_bytes_(most_bytes) {}
+    Result<void*> allocate(int64_t bytes, const std::string& purpose) override {
+      return host_memory().allocate(bytes, purpose);
+    }
+    int64_t most_bytes() const override { return most_bytes_; }
+    void free(void* address) override { host_memory().free(address); }
+    void upload(void* to, const void* from, int64_t bytes) override { host_memory().upload(to, from, bytes); }
+    void download(void* to, const void* from, int64_t bytes) override {
+      host_memory().download(to, from, bytes);
+    }
+
+   private:
+    int64_t most_bytes_;
+  };
+  int64_t working_bytes_;
+  Limited memory_;
+};
+
+TEST(ModelMemory, WhatOperationsTakeIsPlannedBeforeWeightsAreRead) {
+  const std::string path = golden_directory("laguna-nvfp4");
+  const ModelSpec spec = ModelSource::open(FileSystem::posix(), path).value()->spec().value();
+  const int64_t without = Decoder::plan_bytes(spec, small()).value();
+  constexpr int64_t kTakes = 1000;
+  auto message = [&](int64_t most_bytes) {
+    return load(path, std::make_unique<Hungry>(kTakes, most_bytes), small()).status().message();
+  };
+  // With enough it comes to the first weight.
+  EXPECT_EQ(message(without + kTakes), "a weight was placed");
+  for (int64_t most_bytes : {without + kTakes - 1, without, without - 1})
+    EXPECT_TRUE(message(most_bytes).starts_with("KV cache and activations: wanted ")) << message(most_bytes);
+  EXPECT_TRUE(load(path, std::make_unique<Hungry>(INT64_MAX, INT64_MAX - 1), small())
+                  .status()
+                  .message()
+                  .starts_with("KV cache and activations: wanted "));
+}
+
+TEST(ModelMemory, OperationsArePlannedForTheLargestStep) {
+  DecoderOptions options = small();
+  options.kv.max_tokens = 50;
+  options.max_logit_rows = 3;
+  auto step_of = [&](const char* name) {
+    return Decoder::largest_step(
+        ModelSource::open(FileSystem::posix(), golden_directory(name)).value()->spec().value(), options);
+  };
+  const StepShape laguna = step_of("laguna-nvfp4"), glm = step_of("glm5_next-nvfp4");
+  const ModelSpec spec =
+      ModelSource::open(FileSystem::posix(), golden_directory("laguna-nvfp4")).value()->spec().value();
+  EXPECT_EQ(laguna.rows, 32);
+  EXPECT_EQ(laguna.logit_rows, 3);
+  EXPECT_EQ(laguna.positions, 64);  // whole pages
+  EXPECT_EQ(laguna.vocab, spec.vocab);
+  EXPECT_EQ(laguna.attention.size(), spec.layers.size());
+  const auto& gqa = std::get<GqaSpec>(spec.layers[0].mixer);
+  EXPECT_EQ(laguna.attention[0].heads, gqa.heads);
+  EXPECT_EQ(laguna.attention[0].head_dim, gqa.head_dim);
+  EXPECT_EQ(laguna.attention[0].window, gqa.window);
+  EXPECT_GE(laguna.widest, gqa.query_width());
+  EXPECT_EQ(laguna.pool, 0);
+  ASSERT_FALSE(laguna.experts.empty());
+  EXPECT_EQ(laguna.experts.back().count, spec.layers.back().moe->experts);
+  EXPECT_EQ(laguna.experts.back().width, spec.layers.back().moe->width);
+  // Chosen positions, pools of them, and layers without attention.
+  EXPECT_GT(glm.pool, 0);
+  EXPECT_GT(glm.attention.size(), 0u);
+  for (const StepShape::Attention& a : glm.attention) EXPECT_GT(a.value_dim, 0);
+  EXPECT_GT(glm.attention.back().chosen, glm.pool);
+}
+
 TEST(ModelMemory, StackedExpertsAreCopiedOutOfTheirFiles) {
   const Checkpoint stacked = Checkpoint::open(FileSystem::posix(), golden_directory("gpt_oss-mxfp4")).value();
   EXPECT_FALSE(stacked.is_mapped());

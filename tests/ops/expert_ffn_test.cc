@@ -314,6 +314,94 @@ TEST_P(ExpertFfn, ChunksAndThreadsChangeNoBit) {
   }
 }
 
+// Groups of 1, 2, 8 and 130 rows beside it: each of the three experts has every row.
+TEST_P(ExpertFfn, ARowAloneIsTheSameRowInAGroup) {
+  Random random(33);
+  using enum MatrixFormat;
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kBF16}) {
+    const int64_t columns = format == kMxfp4 ? 160 : 144, width = format == kMxfp4 ? 288 : 272;
+    Layer layer(random, {3, 3, columns, width, 131}, format, format);
+    const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(layer.experts);
+    auto rows = [&](int64_t first, int64_t count) { return expert_ffn(*ops_, layer, *placed, first, count); };
+    const RowsBuffer all = rows(0, 131);
+    for (int64_t t = 0; t < 131; ++t)
+      EXPECT_TRUE(same_bits(rows(t, 1).view(), all.view().slice(t, 1))) << matrix_format_name(format) << t;
+    for (auto [first, count] : {std::pair{0, 2}, {129, 2}, {5, 3}, {60, 9}, {0, 130}, {1, 130}}) {
+      EXPECT_TRUE(same_bits(rows(first, count).view(), all.view().slice(first, count)))
+          << matrix_format_name(format) << ", " << count << " rows from " << first;
+    }
+    for (int call = 0; call < 5; ++call)
+      EXPECT_TRUE(same_bits(rows(0, 131).view(), all.view())) << "call " << call;
+  }
+}
+
+// A recorded step serves whatever its buffers hold when it runs again: other rows, other experts.
+TEST_P(ExpertFfn, ARepeatedStepTakesWhatItsBuffersHoldNow) {
+  Random random(34);
+  Ops& ops = ops_->ops();
+  Memory& memory = ops.memory();
+  auto allocate = [&](int64_t count) { return Buffer::allocate(memory, count * 4, "test data").value(); };
+  uint64_t key = 0;
+  for (int64_t tokens : {1, 3, 8, 9, 40}) {
+    Layer layer(random, {16, 4, 160, 96, tokens}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
+    const Shape& s = layer.shape;
+    const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(layer.experts);
+    const int64_t routed = tokens * s.chosen;
+    const Buffer x = allocate(tokens * s.model), ids = allocate(routed), weights = allocate(routed),
+                 logits = allocate(tokens * s.experts), out = allocate(tokens * s.model),
+                 gathered = allocate(routed * s.model), gate = allocate(routed * s.width),
+                 up = allocate(routed * s.width), down = allocate(routed * s.model);
+    const RouteArgs route = {.logits = {logits.as<float>(), tokens, s.experts},
+                             .spec = {},
+                             .ids = {ids.as<int32_t>(), tokens, s.chosen},
+                             .weights = {weights.as<float>(), tokens, s.chosen}};
+    const ExpertFfnArgs ffn = {.x = {x.as<float>(), tokens, s.model},
+                               .ids = route.ids,
+                               .weights = route.weights,
+                               .experts = *placed,
+                               .activation = {},
+                               .scratch = {.gathered = {gathered.as<float>(), routed, s.model},
+                                           .gate = {gate.as<float>(), routed, s.width},
+                                           .up = {up.as<float>(), routed, s.width},
+                                           .down = {down.as<float>(), routed, s.model}},
+                               .out = {out.as<float>(), tokens, s.model}};
+    struct Step {
+      std::vector<float> x, weights, logits;
+      std::vector<int32_t> ids;
+    };
+    std::vector<Step> steps;
+    for (int i = 0; i < 5; ++i) {
+      layer.ids.clear();
+      layer.choose(random);
+      steps.push_back({random.floats(tokens * s.model), random.floats(routed),
+                       random.floats(tokens * s.experts), layer.ids});
+    }
+    for (bool routes : {false, true}) {
+      ++key;
+      auto run = [&](const Step& step, bool repeats) {
+        RowsBuffer found(tokens, s.model);
+        for (auto [buffer, from] : {std::pair<const Buffer*, const void*>{&x, step.x.data()},
+                                    {&weights, step.weights.data()},
+                                    {&logits, step.logits.data()},
+                                    {&ids, step.ids.data()},
+                                    {&out, found.view().data}})
+          memory.upload(buffer->as<void>(), from, buffer->bytes());
+        auto work = [&] { routes ? ops.routed_ffn(route, ffn) : ops.expert_ffn(ffn); };
+        repeats ? ops.repeat(key, work) : work();
+        memory.download(found.view().data, out.as<void>(), out.bytes());
+        return found;
+      };
+      std::vector<RowsBuffer> wanted;
+      for (const Step& step : steps) wanted.push_back(run(step, false));
+      EXPECT_FALSE(same_bits(wanted[0].view(), wanted[1].view()));
+      for (size_t i = 0; i < steps.size(); ++i) {
+        EXPECT_TRUE(same_bits(run(steps[i], true).view(), wanted[i].view()))
+            << tokens << " rows, time " << i << (routes ? ", routed" : "");
+      }
+    }
+  }
+}
+
 // 3, 5, 9, 17 and 34 chunks of 128 columns: tensor cores cut K over one to eight warps, and go over it twice.
 TEST_P(ExpertFfn, EveryCutOfK) {
   Random random(29);

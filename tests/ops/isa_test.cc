@@ -1,4 +1,7 @@
 // Which kernels run, and the vector functions that no operation shows alone.
+#include <set>
+#include <sstream>
+
 #include "ops/backends.h"
 #include "ops/cpu/tasks.h"
 
@@ -15,6 +18,48 @@ TEST(Isa, TheForcedOneRuns) {
   }
   EXPECT_EQ(cpu::find_kernels("").value(), cpu::usable_kernels().front());
   EXPECT_STREQ(cpu::usable_kernels().back()->isa, "generic");
+}
+
+TEST(Isa, TheBackendSaysWhatItChoseAndWhy) {
+  std::string have;
+  for (const cpu::Kernels* kernels : cpu::usable_kernels())
+    have += (have.empty() ? "" : ", ") + std::string(kernels->isa);
+  EXPECT_EQ(make_ops({"cpu", ""})->ops().choices().front(),
+            "kernels: " + std::string(cpu::usable_kernels().front()->isa) +
+                ", the first that machine and build have of " + have);
+  for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+    const std::string isa = kernels->isa;
+    auto lines_of = [&](const char* activations, bool host_weights) {
+      const std::unique_ptr<OnHostData> ops = make_ops({"cpu", isa, activations});
+      if (host_weights) {
+        EXPECT_TRUE(ops->ops().use_host_weights());
+      }
+      return ops->ops().choices();
+    };
+    auto into_nvfp4 = [&](const std::vector<std::string>& lines) {
+      for (const std::string& line : lines) {
+        if (line.find(" NVFP4") != std::string::npos) return line;
+      }
+      return std::string();
+    };
+    const std::vector<std::string> exact = lines_of("exact", false), int8 = lines_of("int8", false);
+    EXPECT_EQ(exact.front(), "kernels: " + isa + ", as asked; machine and build have " + have);
+    EXPECT_TRUE(into_nvfp4(exact).starts_with("activations as integers of 23 bits into weights in NVFP4, "));
+    EXPECT_TRUE(into_nvfp4(int8).starts_with("activations as integers of 8 bits into weights in NVFP4, "));
+    EXPECT_TRUE(into_nvfp4(lines_of("exact", true)).ends_with(", decoded for each product"));
+    const std::string pairs = "activations as bfloat16 into weights in BF16";
+    EXPECT_EQ(std::count(int8.begin(), int8.end(), pairs), kernels->has_pairs ? 1 : 0);
+    EXPECT_EQ(std::count(exact.begin(), exact.end(), pairs), 0);
+    // Each format once.
+    std::multiset<std::string> named, formats;
+    for (const MatrixFormatInfo& info : matrix_formats()) formats.emplace(info.name);
+    for (size_t i = 1; i < exact.size(); ++i) {
+      const size_t in = exact[i].find("weights in ") + 11, end = exact[i].find(", decoded");
+      std::istringstream words(exact[i].substr(in, end - in));
+      for (std::string word; std::getline(words >> std::ws, word, ',');) named.insert(word);
+    }
+    EXPECT_EQ(named, formats);
+  }
 }
 
 TEST(Isa, EveryTableIsCompleteAndItsOwn) {

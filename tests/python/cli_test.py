@@ -152,16 +152,33 @@ def test_activations_in_8_bits(tmp_path):
     assert b"cpu-activations int8" in done.stderr and b"'reference'" in done.stderr
 
 
+def test_the_forced_instruction_set_runs():
+    report = nibble("doctor", "--device", "cpu")
+    best, all_here = re.search(r"^ +kernels: (\S+), the first that machine and build have of (.+)$", report, re.M).groups()
+    names = all_here.split(", ")
+    assert names[0] == best and names[-1] == "generic"
+    args = ["run", "-v", "-m", DEMO, "-p", "Once", "-n", "2", "--temp", "0"]
+    for flags, env, isa, why in [*(([f"--cpu-isa={n}"], {}, n, "as asked;") for n in names),
+                                 ([], {"NIBBLE_CPU_ISA": names[-1]}, names[-1], "as asked;"), ([], {}, best, "the first that")]:
+        done = subprocess.run([NIBBLE, *args, *flags], capture_output=True, timeout=300, env={**os.environ, **env})
+        assert done.returncode == 0, done.stderr
+        lines = done.stderr.decode()
+        assert re.search(rf"^nibble: debug: cpu \({isa}\), ", lines, re.M) and f"debug: kernels: {isa}, {why}" in lines, lines
+    done = subprocess.run([NIBBLE, *args, "--cpu-isa", "mmx"], capture_output=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and all_here.encode() in done.stderr
+
+
 def test_doctor_says_what_is_here_and_what_is_not():
     report = nibble("doctor")
     for device in ["cpu", "cuda", "reference"]:
         assert re.search(rf"^{device}\s+\S", report, re.M)
-    assert re.search(r"^cpu .*\n\s+self-test passed$", report, re.M)
+    assert re.search(r"^cpu .*\n( +(kernels|activations).*\n)+ +self-test passed$", report, re.M)
     cuda = subprocess.run([NIBBLE, "doctor", "--device", "cuda"], capture_output=True, timeout=300)
     if re.search("^cuda +not here", report, re.M):
         assert cuda.returncode == 1 and re.fullmatch(r".*CUDA.*\n", cuda.stderr.decode())
     else:
         assert cuda.returncode == 0 and "self-test passed" in cuda.stdout.decode()
+        assert re.search("^ +products with BF16: ", cuda.stdout.decode(), re.M)
 
 
 def test_bench():

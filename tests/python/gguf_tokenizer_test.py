@@ -65,7 +65,7 @@ def test_byte_level(pre, tmp_path):
         writer.add_token_list(tokens)
         kinds = {None: TYPE.NORMAL, True: TYPE.CONTROL, False: TYPE.USER_DEFINED}
         writer.add_token_types([kinds[special.get(token)] for token in tokens])
-        writer.add_token_merges([" ".join(merge) for merge in DEMO["model"]["merges"]])
+        writer.add_token_merges(DEMO["model"]["merges"])
 
     path = tmp_path / "m.gguf"
     write_gguf(path, fields)

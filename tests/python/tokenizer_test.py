@@ -91,9 +91,8 @@ def template(before, after):
     }
 
 
-def string_merges():
-    merges = [" ".join(merge) for merge in DEMO["model"]["merges"]]
-    return with_model(merges=["#version: 0.2"] + merges)
+def pair_merges():
+    return with_model(merges=[merge.split(" ") for merge in DEMO["model"]["merges"]])
 
 
 TOKENS = [
@@ -157,7 +156,8 @@ VARIANTS = {
     "added lowercase": added(
         *TOKENS, normalizer={"type": "Lowercase"}, pre_tokenizer=GPT2, post_processor=template(["<|user|>"], [])
     ),
-    "string merges": string_merges(),
+    "pair merges": pair_merges(),
+    "merges with a head line": with_model(merges=["#version: 0.2", *DEMO["model"]["merges"]]),
     "ignore_merges": with_model(ignore_merges=True),
     "template": demo(post_processor=template(["<|endoftext|>", "<|user|>"], ["<|end|>"])),
     "template in sequence": demo(

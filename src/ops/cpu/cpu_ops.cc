@@ -10,6 +10,7 @@
 
 #include "base/thread_pool.h"
 #include "ops/cpu/attention.h"
+#include "ops/cpu/choices.h"
 #include "ops/cpu/expert_ffn.h"
 #include "ops/cpu/isa.h"
 #include "ops/cpu/mixers.h"
@@ -28,14 +29,17 @@ using cpu::for_each;
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(int threads, const cpu::Kernels& kernels, cpu::Rounding rounding)
-      : pool_(threads), kernels_(kernels), rounding_(rounding) {}
+  CpuOps(int threads, const cpu::Kernels& kernels, bool kernels_were_asked, cpu::Rounding rounding)
+      : pool_(threads), kernels_(kernels), kernels_were_asked_(kernels_were_asked), rounding_(rounding) {}
 
   std::string_view name() const override { return "cpu"; }
   Memory& memory() override { return host_memory(); }
   std::string description() const override {
     return fmt::format("cpu ({}), {} threads{}", kernels_.isa, pool_.threads(),
                        rounding_.int8 ? ", int8 activations" : "");
+  }
+  std::vector<std::string> choices() const override {
+    return cpu::choices(kernels_, kernels_were_asked_, rounding_, !uses_host_weights_);
   }
   bool rounds_activations() const override { return rounding_.int8; }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
@@ -247,8 +251,8 @@ class CpuOps final : public Ops {
     });
   }
 
-  Result<std::unique_ptr<PlacedExperts>> do_place_experts(
-      std::span<const ExpertWeights> host_experts) override {
+  Result<std::unique_ptr<PlacedExperts>> do_place_experts(std::span<const ExpertWeights> host_experts,
+                                                          ExpertsOf /*whose*/) override {
     std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
     std::vector<Matrix*> matrices;
     for (ExpertWeights& e : experts) matrices.insert(matrices.end(), {&e.gate, &e.up, &e.down});
@@ -291,6 +295,7 @@ class CpuOps final : public Ops {
 
   ThreadPool pool_;
   const cpu::Kernels& kernels_;
+  const bool kernels_were_asked_;
   cpu::Rounding rounding_;
   bool uses_host_weights_ = false;
   std::vector<Buffer> weights_;  // what place_all() copied
@@ -306,7 +311,7 @@ class CpuOps final : public Ops {
 Result<std::unique_ptr<Ops>> make_cpu_ops(int threads, const std::string& isa, bool int8_activations) {
   NIBBLE_ASSIGN_OR_RETURN(const cpu::Kernels* kernels, cpu::find_kernels(isa));
   const cpu::Rounding rounding{.int8 = int8_activations, .pairs = int8_activations && kernels->has_pairs};
-  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(threads, *kernels, rounding));
+  return std::unique_ptr<Ops>(std::make_unique<CpuOps>(threads, *kernels, !isa.empty(), rounding));
 }
 
 }  // namespace nibble

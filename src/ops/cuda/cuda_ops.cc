@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/numbers.h"
+#include "ops/cuda/choices.h"
 #include "ops/cuda/cuda_memory.h"
 #include "ops/cuda/cuda_weights.h"
 #include "ops/cuda/device.h"
@@ -15,6 +16,7 @@
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/read_bandwidth.h"
 #include "ops/cuda/tile_linear.h"
+#include "ops/cuda/working_memory.h"
 
 namespace nibble {
 namespace {
@@ -51,6 +53,10 @@ class CudaOps final : public Ops {
       text += "; without tensor cores but for experts: " + weights_.why_no_tiles();
     return text;
   }
+  std::vector<std::string> choices() const override {
+    return cuda::choices(device_, options_.tensor_cores, options_.graphs);
+  }
+  int64_t working_bytes(const StepShape& largest) const override { return cuda::working_bytes(largest); }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights(MatrixFormat /*format*/) const override { return true; }
   Result<double> read_bandwidth() override {
@@ -78,9 +84,9 @@ class CudaOps final : public Ops {
   }
 
  protected:
-  Result<std::unique_ptr<PlacedExperts>> do_place_experts(
-      std::span<const ExpertWeights> host_experts) override {
-    return weights_.place_experts(host_experts);
+  Result<std::unique_ptr<PlacedExperts>> do_place_experts(std::span<const ExpertWeights> host_experts,
+                                                          ExpertsOf whose) override {
+    return weights_.place_experts(host_experts, whose);
   }
 
   void do_embed(std::span<const int32_t> ids_T, const Matrix& table_VD, Rows<float> out_TD) override {
@@ -223,8 +229,8 @@ class CudaOps final : public Ops {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args, shared);
     constexpr int64_t kActivatedBeside = 4;  // rows: then it is an element a lane
-    const bool joins =
-        shared != nullptr && shared->down.tiled && cuda::can_join_experts(cuda::tile_kind(shared->down), args.ids.rows);
+    const bool joins = shared != nullptr && shared->down.tiled &&
+                       cuda::can_join_experts(cuda::tile_kind(shared->down), args.ids.rows);
     const bool activates = shared != nullptr && !joins && args.ids.rows <= kActivatedBeside;
     packed_expert_ffn(args, experts, &route, joins || activates ? shared : nullptr, joins);
     if (shared == nullptr || joins) return;
@@ -238,7 +244,7 @@ class CudaOps final : public Ops {
     const int64_t count = experts.count(), routed = args.ids.rows * args.ids.cols;
     if (routed == 0) return;
     if (experts.tensor) return packed_expert_ffn(args, experts, nullptr, nullptr, false);
-    auto* order = scratch<int32_t>(4 * routed, "expert_ffn: order of the rows");
+    auto* order = scratch<int32_t>(cuda::kWordsOfRoutedRow * routed, "expert_ffn: order of the rows");
     const cuda::Grouping grouping{.begin = experts.begin.as<int32_t>(),
                                   .active = experts.active.as<int32_t>(),
                                   .token = order,
@@ -361,9 +367,8 @@ class CudaOps final : public Ops {
 
   void attend_to(const AttendArgs& args, const Selection* selection, const PrepareAttendArgs* prepare) {
     if (args.q.rows == 0) return;
-    constexpr int64_t kMostAtOnce = INT64_C(1) << 26;  // floats, where a row needs no more
     const int64_t a_row = cuda::attend_row_scratch(args, selection);
-    const int64_t rows = std::clamp<int64_t>(kMostAtOnce / a_row, 1, args.q.rows);
+    const int64_t rows = cuda::attend_rows_at_once(args.q.rows, a_row);
     auto* pieces = scratch<float>(rows * a_row, "attend: pieces");
     cuda::attend(stream(), args, selection, prepare, pieces, rows,
                  zeros(rows * (args.q.cols / args.kv.head_dim)));

@@ -1,5 +1,7 @@
 #include "ops/cuda/cuda_weights.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/log.h"
@@ -33,8 +35,7 @@ CudaWeights::CudaWeights(Memory& memory, cudaStream_t stream, int64_t shared_byt
 
 Result<Matrix> CudaWeights::place(const Matrix& host_matrix, MatrixUse use) {
   Matrix placed = host_matrix;
-  if (tensor_cores_ == "off" || !why_no_tiles_.empty() || use == MatrixUse::kEmbedding ||
-      !can_be_tiles(host_matrix)) {
+  if (tensor_cores_ == "off" || use == MatrixUse::kEmbedding || !can_be_tiles(host_matrix)) {
     NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
     return placed;
   }
@@ -66,16 +67,15 @@ Result<Buffer> CudaWeights::make_tiles_of(Matrix& uploaded) {
   return make_tiles_of(uploaded);
 }
 
-Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(
-    std::span<const ExpertWeights> host_experts) {
+Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(std::span<const ExpertWeights> host_experts,
+                                                                  ExpertsOf whose) {
   if (tensor_cores_ != "off") {
-    std::string why;
-    const TensorCores can = tensor_cores_for(host_experts, shared_bytes_, why);
-    if (can == TensorCores::kYes) return place_packed(host_experts);
-    if (tensor_cores_ == "on") return user_error("tensor-cores on: {}", why);
-    if (can == TensorCores::kNo && !warned_) {
-      warned_ = true;
-      log_warning("routed experts run without tensor cores: {}", why);
+    const std::string why = why_not_packed(host_experts, shared_bytes_);
+    if (why.empty()) return place_packed(host_experts);
+    if (whose == ExpertsOf::kModel) {
+      if (tensor_cores_ == "on")
+        return user_error("tensor-cores on: routed experts cannot be on them: {}", why);
+      warn("routed experts", why, warned_of_experts_);
     }
   }
   std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());
@@ -100,6 +100,20 @@ Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(
   return std::unique_ptr<PlacedExperts>(std::move(placed));
 }
 
+bool CudaWeights::can_be_tiles(const Matrix& host_matrix) {
+  if (!has_tiles(host_matrix.format)) return false;
+  const std::string why = why_no_tiles_.empty() ? why_not_tiles(host_matrix) : why_no_tiles_;
+  if (!why.empty())
+    warn(fmt::format("weights in {}", matrix_format_name(host_matrix.format)), why, warned_of_matrices_);
+  return why.empty();
+}
+
+void CudaWeights::warn(const std::string& what, const std::string& why, bool& warned) {
+  if (!std::exchange(warned, true))
+    log_warning("{} run without tensor cores, in float32, the slower the more rows a step has: {}", what,
+                why);
+}
+
 // All experts of a layer in the order of moe_decode.cu. What is on the host goes through a buffer for one
 // expert.
 Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_packed(
@@ -107,7 +121,7 @@ Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_packed(
   MoeShape shape{.experts = static_cast<int>(host_experts.size()),
                  .model = static_cast<int>(host_experts[0].gate.k),
                  .width = static_cast<int>(host_experts[0].gate.n),
-                 .block = host_experts[0].gate.format == MatrixFormat::kNvfp4 ? 16 : 32};
+                 .block = block_of(host_experts[0].gate.format)};
   const int64_t each = shape.gate_up_bytes() + shape.down_bytes();
   NIBBLE_ASSIGN_OR_RETURN(Buffer packed, Buffer::allocate(memory_, each * shape.experts, "experts"));
   std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());

@@ -46,7 +46,8 @@ class CudaWeights {
 
   // As Ops::place and Ops::place_experts.
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use);
-  Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts);
+  Result<std::unique_ptr<PlacedExperts>> place_experts(std::span<const ExpertWeights> host_experts,
+                                                       ExpertsOf whose);
   Result<MatrixTable> make_table(const std::vector<DeviceMatrix>& matrices);
 
   // Empty: the device can do products in tiles.
@@ -57,6 +58,9 @@ class CudaWeights {
   // The tiles of a matrix, of which codes and scales are on the device, in 12 bits if that is asked for and
   // can be.
   Result<Buffer> make_tiles_of(Matrix& uploaded);
+  // Whether it is of a format for tiles and can be in them; the first that only is of one is warned of.
+  bool can_be_tiles(const Matrix& host_matrix);
+  static void warn(const std::string& what, const std::string& why, bool& warned);
   Status place_all(const std::vector<Matrix*>& matrices);
   Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer);
 
@@ -65,7 +69,7 @@ class CudaWeights {
   int64_t shared_bytes_;
   std::string tensor_cores_;
   std::string why_no_tiles_;
-  bool warned_ = false;
+  bool warned_of_experts_ = false, warned_of_matrices_ = false;
   std::vector<Buffer> weights_;
   Buffer staging_;       // a weight on its way to its own order
   Buffer does_not_fit_;  // an int, of make_tiles()

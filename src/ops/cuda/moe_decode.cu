@@ -197,7 +197,7 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
 
 template <int kBlock>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  if (device.shared_bytes >= SharedLayout<kBlock, true>::kBytes)
+  if (moe_decode_is_roomy(kBlock, device.shared_bytes))
     return launch_layer<kBlock, true>(args, device, stream);
   return launch_layer<kBlock, false>(args, device, stream);
 }
@@ -206,6 +206,14 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
 
 int64_t moe_decode_shared_bytes(int block) {
   return block == 16 ? SharedLayout<16, false>::kBytes : SharedLayout<32, false>::kBytes;
+}
+
+int64_t moe_decode_roomy_bytes(int block) {
+  return block == 16 ? SharedLayout<16, true>::kBytes : SharedLayout<32, true>::kBytes;
+}
+
+bool moe_decode_is_roomy(int block, int64_t shared_bytes) {
+  return shared_bytes >= moe_decode_roomy_bytes(block);
 }
 
 // Few rows gain more where they are routed in the same launch, and many where the product is one of its own.

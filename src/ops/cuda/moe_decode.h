@@ -1,6 +1,6 @@
 // Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from
-// the normed input to the combined output. Up to eight rows it routes and groups itself; before more of them
-// runs one small kernel that does it.
+// the normed input to the combined output. Up to kFewTokens rows it routes and groups itself; before more of
+// them runs one small kernel that does it.
 //
 // Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum
 // of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
@@ -24,6 +24,7 @@
 namespace nibble::cuda {
 
 inline constexpr int kMaxExperts = 1024;
+inline constexpr int kFewTokens = 8;  // that the layer's kernel routes and groups itself at most
 
 // One expert, repacked (moe_tiles.h). Biases: null for none.
 struct PackedExpert {
@@ -85,8 +86,11 @@ struct MoeDecodeArgs {
   uint32_t* handed = nullptr;  // [moe_decode_handed()], zero, and zero again afterwards
 };
 
-// Shared memory that a block needs at least.
+// Shared memory that a block needs at least, and that of the layout with room for routing and grouping.
 int64_t moe_decode_shared_bytes(int block);
+int64_t moe_decode_roomy_bytes(int block);
+// Which of the two it is where a block can have `shared_bytes`.
+bool moe_decode_is_roomy(int block, int64_t shared_bytes);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
 int64_t moe_decode_handed(const MoeShape& shape, int tokens);
 

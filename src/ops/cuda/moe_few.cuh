@@ -8,7 +8,7 @@
 
 namespace nibble::cuda {
 
-inline constexpr int kFewTokens = 8, kFewRows = 128;
+inline constexpr int kFewRows = 128;
 
 // What the grouping kernel would write to the workspace, in shared memory. A bit for each grouped row:
 // `begins`, a row block begins with it; `wide`, and takes two tiles of tokens.

@@ -14,14 +14,6 @@ namespace {
 // finite one (moe_decode.cu): 2^-118 to 2^8.
 constexpr uint8_t kLeastExponent = 9, kMostExponent = 135;
 
-bool scales_fit(const Matrix& m) {
-  if (m.format != MatrixFormat::kMxfp4) return true;
-  const auto* scales = static_cast<const uint8_t*>(m.scales);
-  const std::span<const uint8_t> all(scales, static_cast<size_t>(matrix_scale_bytes(m.format, m.n, m.k)));
-  const auto [least, most] = std::ranges::minmax(all);
-  return least >= kLeastExponent && most <= kMostExponent;
-}
-
 // "", or in words that a block cannot have what it needs.
 std::string why_no_room(int64_t needed_bytes, int64_t shared_bytes) {
   if (needed_bytes <= shared_bytes) return "";
@@ -31,35 +23,38 @@ std::string why_no_room(int64_t needed_bytes, int64_t shared_bytes) {
 
 }  // namespace
 
-TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, int64_t shared_bytes, std::string& why) {
-  const MatrixFormat format = experts[0].gate.format;
+std::string why_no_packing(MatrixFormat format, int64_t shared_bytes) {
   if (format != MatrixFormat::kNvfp4 && format != MatrixFormat::kMxfp4) {
-    why = fmt::format("experts in {}, not in nvfp4 or mxfp4", matrix_format_name(format));
-    return TensorCores::kOtherFormat;
+    return fmt::format("in {}, not in NVFP4 or MXFP4", matrix_format_name(format));
   }
+  return why_no_room(moe_decode_shared_bytes(block_of(format)), shared_bytes);
+}
+
+std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t shared_bytes) {
+  const MatrixFormat format = experts[0].gate.format;
+  std::string why = why_no_packing(format, shared_bytes);
+  if (!why.empty()) return why;
   if (std::ssize(experts) > kMaxExperts) {
-    why = fmt::format("{} experts, more than {}", experts.size(), kMaxExperts);
-    return TensorCores::kNo;
+    return fmt::format("{} in a layer, more than {}", experts.size(), kMaxExperts);
   }
-  const int block = format == MatrixFormat::kNvfp4 ? 16 : 32;
-  why = why_no_room(moe_decode_shared_bytes(block), shared_bytes);
-  if (!why.empty()) return TensorCores::kNo;
   for (const ExpertWeights& expert : experts) {
     for (const Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
-      if (m->format != format) {
-        why = "experts in different formats";
-        return TensorCores::kNo;
-      }
-      if (scales_fit(*m)) continue;
-      why = fmt::format("block scales outside of 2^{} to 2^{}", kLeastExponent - 127, kMostExponent - 127);
-      return TensorCores::kNo;
+      if (m->format != format) return "in different formats";
+      if (why = why_not_tiles(*m); !why.empty()) return why;
     }
   }
-  return TensorCores::kYes;
+  return "";
 }
 
 std::string why_no_tiles(int64_t shared_bytes) { return why_no_room(kMaxSharedBytes, shared_bytes); }
 
-bool can_be_tiles(const Matrix& matrix) { return has_tiles(matrix.format) && scales_fit(matrix); }
+std::string why_not_tiles(const Matrix& m) {
+  if (m.format != MatrixFormat::kMxfp4) return "";
+  const auto* scales = static_cast<const uint8_t*>(m.scales);
+  const std::span<const uint8_t> all(scales, static_cast<size_t>(matrix_scale_bytes(m.format, m.n, m.k)));
+  const auto [least, most] = std::ranges::minmax(all);
+  if (least >= kLeastExponent && most <= kMostExponent) return "";
+  return fmt::format("block scales outside of 2^{} to 2^{}", kLeastExponent - 127, kMostExponent - 127);
+}
 
 }  // namespace nibble::cuda

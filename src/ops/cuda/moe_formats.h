@@ -9,18 +9,20 @@
 
 namespace nibble::cuda {
 
-enum class TensorCores { kYes, kOtherFormat, kNo };
+// Columns of a block scale.
+constexpr int block_of(MatrixFormat format) { return format == MatrixFormat::kNvfp4 ? 16 : 32; }
 
-// `shared_bytes` is the shared memory that a block can have on the device.
-//
-// Whether these experts of a layer (in host memory) can be repacked: kOtherFormat where the kernels are not
-// made for their format, kNo where they are, but not for what the weights hold or for the device. `why` says
-// what is in the way.
-TensorCores tensor_cores_for(std::span<const ExpertWeights> experts, int64_t shared_bytes, std::string& why);
+// Why experts in this format cannot be repacked, whatever they hold; "": they can. `shared_bytes` as below.
+std::string why_no_packing(MatrixFormat format, int64_t shared_bytes);
+// Why the experts of a layer (in host memory) cannot be repacked; "": they can. `shared_bytes` is the shared
+// memory that a block can have on the device.
+std::string why_not_packed(std::span<const ExpertWeights> experts, int64_t shared_bytes);
 
 // Whether the device can run tile_linear.h; "", or why not.
 std::string why_no_tiles(int64_t shared_bytes);
-// Whether a matrix (in host memory) can be brought into the tiles of tile_linear.h on a device that can.
-bool can_be_tiles(const Matrix& matrix);
+// Why a matrix (in host memory) of a format that has_tiles() cannot be brought into them on a device that
+// can;
+// "": it can.
+std::string why_not_tiles(const Matrix& matrix);
 
 }  // namespace nibble::cuda

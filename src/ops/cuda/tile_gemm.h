@@ -1,5 +1,5 @@
-// The two kernels behind tile_linear(), each for any number of rows (but that of few prepares no more than
-// few_rows()); they give the same bits.
+// The two kernels behind tile_linear(), each for any number of rows (but that of few prepares one at most);
+// they give the same bits.
 #pragma once
 
 #include "ops/cuda/tile_linear.h"

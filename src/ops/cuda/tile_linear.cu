@@ -14,23 +14,18 @@ constexpr int kWarps = kRanges;
 constexpr int kStages = 2;  // chunks of a warp that are under way; more of them slow down what runs before
 constexpr int kTokensOfTile = 8;
 
-// The rings, their barriers, the factors of norms, the sums of two tasks; rows that are prepared come behind
-// them.
-constexpr int kBarrierBytes = kWarps * kStages * 8, kFactorBytes = 128;
+// The rings, their barriers, the sums of two tasks; a prepared row comes behind them.
+constexpr int kBarrierBytes = kWarps * kStages * 8;
 template <int kTiles>
 constexpr int kTaskSums = kWarps* kTiles * 8 * 32;
 template <TileKind kKind, int kTiles>
 constexpr int kSharedBytes =
-    kWarps* kStages* Tiles<kKind>::kBytes + kBarrierBytes + kFactorBytes + 2 * kTaskSums<kTiles> * 4;
-static_assert(kFactorBytes >= few_rows(TileKind::kBF16) * sizeof(float));
+    kWarps* kStages* Tiles<kKind>::kBytes + kBarrierBytes + 2 * kTaskSums<kTiles> * 4;
+static_assert(kNormPieces <= kTaskSums<1>);
 
 // A prepared row: its columns in chunks, zero beyond k, four of them split in two parts. In a chunk those
-// that lanes q = 0..3 read at the same time lie side by side, and rows are apart so that those of two rows
-// are in different banks.
-__host__ __device__ constexpr int prepared_pitch(int64_t k) {
-  return static_cast<int>((k + 127) / 128 * 128) + 16;
-}
-int64_t prepared_bytes(int64_t rows, int64_t k) { return rows * prepared_pitch(k) * 4; }
+// that lanes q = 0..3 read at the same time lie side by side.
+int64_t prepared_bytes(int64_t k) { return (k + 127) / 128 * 128 * 4; }
 // Where four columns, of which `four` counts, lie in a row, in their 16 bytes.
 template <TileKind kKind>
 __device__ int prepared_place(int four) {
@@ -38,87 +33,47 @@ __device__ int prepared_place(int four) {
   const int in_chunk = four % kOfChunk;
   return four - in_chunk + in_chunk % kOfLane * 4 + in_chunk / kOfLane;
 }
-// What lane q reads of a chunk.
+// What lane q reads of a chunk. row null: zeros.
 template <TileKind kKind>
-__device__ SplitPiece prepared_piece(const float* row, int chunk, int part, int q) {
+__device__ SplitPiece prepared_piece(const uint4* row, int chunk, int part, int q) {
   SplitPiece piece = {};
   if (row == nullptr) return piece;
-  const auto* fours = reinterpret_cast<const uint4*>(row + chunk * Tiles<kKind>::kColumns) + part * 16 + q;
+  const uint4* fours = row + chunk * (Tiles<kKind>::kColumns / 4) + part * 16 + q;
 #pragma unroll
   for (int v = 0; v < 4; ++v) piece.x[v] = fours[v * 4];
   return piece;
 }
 
-// Activated rows on their way, by all of a multiprocessor's threads.
+// The row on its way, by all of a multiprocessor's threads; normed, also as it is, since others need it: a
+// share of it by each block. pieces [kNormPieces]: room.
 template <TileKind kKind>
-__device__ void activate_rows(const TileLinear& p, float* to) {
-  const int k = static_cast<int>(p.k), fours = (k + 127) / 128 * 32;
-  const bool vectors =
-      k % 4 == 0 && p.x_stride % 4 == 0 && p.up_stride % 4 == 0 && is_aligned(p.x) && is_aligned(p.up);
-  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(p.rows) * fours; i += kWarps * 32) {
-    const int row = i / fours, c = i % fours * 4;
-    const float4 x = load_four(p.x + row * p.x_stride, c, k, vectors);
-    const float4 up = load_four(p.up + row * p.up_stride, c, k, vectors);
-    const float4 h = {c < k ? activated(p.activation, x.x, up.x) : 0,
-                      c + 1 < k ? activated(p.activation, x.y, up.y) : 0,
-                      c + 2 < k ? activated(p.activation, x.z, up.z) : 0,
-                      c + 3 < k ? activated(p.activation, x.w, up.w) : 0};
-    reinterpret_cast<uint4*>(to + row * prepared_pitch(k))[prepared_place<kKind>(i % fours)] = split(h);
-  }
-  __syncthreads();
-}
-
-// Normed rows, likewise; and as they are, which others need, too: a share of them by each block. pieces:
-// [rows][pieces of a row], factors [rows]: room.
-template <TileKind kKind>
-__device__ void norm_rows(const TileLinear& p, float* to, float* pieces, float* factors) {
-  const int k = static_cast<int>(p.k), rows = static_cast<int>(p.rows),
-            thread = static_cast<int>(threadIdx.x);
-  const int fours = (k + 127) / 128 * 32, all = rows * fours, pieces_of_row = fours / 16;
-  const bool vectors = k % 4 == 0 && p.x_stride % 4 == 0 && is_aligned(p.x) && is_aligned(p.norm);
-  auto at = [&](int row, int four) {
-    return reinterpret_cast<float4*>(to + row * prepared_pitch(k)) + prepared_place<kKind>(four);
-  };
-  constexpr int kFours = 4, kStep = kWarps * 32;  // of a thread at a time
-  for (int first = thread; first - thread < all; first += kFours * kStep) {
-    float4 x[kFours], weight[kFours];
-#pragma unroll
-    for (int j = 0; j < kFours; ++j) {
-      const int i = first + j * kStep, row = i / fours, c = i % fours * 4;
-      x[j] = weight[j] = {0, 0, 0, 0};
-      if (i < all) {
-        x[j] = load_four(p.x + row * p.x_stride, c, k, vectors);
-        weight[j] = load_four(p.norm, c, k, vectors);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kFours; ++j) {
-      const int i = first + j * kStep;
-      const float piece = piece_of_lanes(square_of(x[j]));
-      if (i >= all) continue;
-      *at(i / fours, i % fours) = times(x[j], weight[j]);
-      if (i % 16 == 0) pieces[i / 16] = piece;
+__device__ void prepare_row(const TileLinear& p, float* pieces, uint4* to) {
+  const int k = static_cast<int>(p.k), thread = static_cast<int>(threadIdx.x);
+  constexpr int kStep = kWarps * 32 * 4;  // columns
+  auto put = [&](int c, const float4& x) { to[prepared_place<kKind>(c / 4)] = split(x); };
+  if (p.prepare == Prepare::kNorm) {
+    const int blocks = static_cast<int>(gridDim.x), share = (k + 4 * blocks - 1) / (4 * blocks) * 4;
+    const int begin = static_cast<int>(blockIdx.x) * share;
+    rms_norm_row(p.x, p.norm, k, p.eps, pieces, [&](int64_t column, const float4& x) {
+      const auto c = static_cast<int>(column);
+      put(c, x);
+      if (c >= begin && c < begin + share) store_four(p.normed, c, k, x);
+    });
+  } else {
+    for (int c = thread * 4; c < k; c += kStep) {
+      const float4 x = load_four(p.x, c, k), up = load_four(p.up, c, k);
+      auto h = [&](int i, float gate, float up_value) {
+        return c + i < k ? activated(p.activation, gate, up_value) : 0.0f;
+      };
+      put(c, {h(0, x.x, up.x), h(1, x.y, up.y), h(2, x.z, up.z), h(3, x.w, up.w)});
     }
   }
-  __syncthreads();
-  for (int row = thread / 32; row < rows; row += kWarps) {
-    const float squares = add_chains(add_pieces(0, pieces + row * pieces_of_row, pieces_of_row));
-    if (thread % 32 == 0) factors[row] = norm_factor(squares, k, p.eps);
-  }
-  __syncthreads();
-  const int share = (all + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(blockIdx.x) * share, end = begin + share;
-  for (int i = thread; i < all; i += kStep) {
-    const int row = i / fours, four = i % fours;
-    const float4 x = times(*at(row, four), factors[row]);
-    *reinterpret_cast<uint4*>(at(row, four)) = split(x);
-    if (i >= begin && i < end) store_four(p.normed + row * p.normed_stride, four * 4, k, x);
-  }
+  for (int c = (k + 3) / 4 * 4 + thread * 4; c < (k + 127) / 128 * 128; c += kStep) put(c, {0, 0, 0, 0});
   __syncthreads();
 }
 
 // A warp owns a range of K and a ring of its chunks; a task is 32 weight rows of one matrix and kTiles * 8
-// rows of x. kPrepares: each block prepares all of these, which are one tile.
+// rows of x. kPrepares: x is one row, which each block prepares.
 template <TileKind kKind, int kTiles, bool kPrepares>
 __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear p, int tasks, int passes) {
   using T = Tiles<kKind>;
@@ -129,9 +84,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   uint8_t* const stages = shared + warp * kStages * T::kBytes;
   uint8_t* const behind = shared + kWarps * kStages * T::kBytes;
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(behind) + warp * kStages;
-  float* const factors = reinterpret_cast<float*>(behind + kBarrierBytes);
   // [range][token tile][weight tile][half][token % 2][lane]
-  float* const sums_shared = reinterpret_cast<float*>(behind + kBarrierBytes + kFactorBytes);
+  float* const sums_shared = reinterpret_cast<float*>(behind + kBarrierBytes);
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) barrier_init(barriers + i);
     barrier_init_fence();
@@ -161,7 +115,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) feed(i);  // weights do not wait for the kernel before
   }
-  if (p.prepare == Prepare::kNorm) {
+  if (kPrepares && p.prepare == Prepare::kNorm) {
     constexpr int kLine = 128 / sizeof(float);
     for (int c = static_cast<int>(threadIdx.x) * kLine; c < p.k; c += kWarps * 32 * kLine)
       prefetch(p.norm + c);
@@ -169,19 +123,9 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
   dependency_wait();
   dependency_launch();
 
-  const float* x = p.x;
-  int64_t x_stride = p.x_stride;
-  const bool vectors = p.k % T::kColumns == 0 && x_stride % 4 == 0 && is_aligned(x);
-  if constexpr (kPrepares) {
-    auto* prepared = reinterpret_cast<float*>(shared + kSharedBytes<kKind, kTiles>);
-    if (p.prepare == Prepare::kNorm) {
-      norm_rows<kKind>(p, prepared, sums_shared, factors);
-    } else {
-      activate_rows<kKind>(p, prepared);
-    }
-    x = prepared;
-    x_stride = prepared_pitch(p.k);
-  }
+  const bool vectors = p.k % T::kColumns == 0 && p.x_stride % 4 == 0 && is_aligned(p.x);
+  auto* const prepared = reinterpret_cast<uint4*>(shared + kSharedBytes<kKind, kTiles>);
+  if constexpr (kPrepares) prepare_row<kKind>(p, sums_shared, prepared);
   float* sums_of_task = sums_shared;
   for (int task = blockIdx.x; task < tasks; task += static_cast<int>(gridDim.x)) {
     const int row0 = task % passes * kTokens;
@@ -189,7 +133,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const int row = row0 + n * kTokensOfTile + g;
-      rows[n] = row < p.rows ? x + row * x_stride : nullptr;
+      rows[n] = row < p.rows ? p.x + row * p.x_stride : nullptr;
     }
     // A piece of x ahead, which may have to come from L2.
     std::conditional_t<kPrepares, SplitPiece, RowPiece> next[kTiles];
@@ -198,7 +142,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         if constexpr (kPrepares) {
-          next[n] = prepared_piece<kKind>(rows[n], first + c, part, q);
+          next[n] = prepared_piece<kKind>(g == 0 ? prepared : nullptr, first + c, part, q);
         } else {
           next[n] = load_piece(rows[n], column, k, vectors);
         }
@@ -283,7 +227,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 template <TileKind kKind, int kTiles, bool kPrepares>
 cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
   int device = 0, multiprocessors = 0;
-  const int64_t prepared = kPrepares ? prepared_bytes(args.rows, args.k) : 0;
+  const int64_t prepared = kPrepares ? prepared_bytes(args.k) : 0;
   const int shared = kSharedBytes<kKind, kTiles> + static_cast<int>(prepared);
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -322,9 +266,9 @@ static bool is_gemm([[maybe_unused]] TileKind kind, [[maybe_unused]] int64_t row
 
 bool can_prepare(TileKind kind, int64_t rows, int64_t k) {
   if (is_gemm(kind, rows)) return true;
-  if (rows > few_rows(kind)) return false;
+  if (rows != 1) return false;  // several are prepared faster by a kernel of their own
   const int shared = with_kind(kind, []<TileKind kKind>() -> int { return kSharedBytes<kKind, 1>; });
-  return shared + prepared_bytes(rows, k) <= kMaxSharedBytes;
+  return shared + prepared_bytes(k) <= kMaxSharedBytes;
 }
 
 int64_t tile_linear_workspace_bytes(TileKind kind, int64_t rows, int64_t k) {

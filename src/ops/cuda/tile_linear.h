@@ -68,8 +68,8 @@ struct TileLinear {
   const float* up = nullptr;  // [rows, k]
   int64_t up_stride = 0;
 };
-// Few rows, which every multiprocessor then prepares for itself; or rows that go through a kernel of their
-// own on their way anyway.
+// One row, which every multiprocessor then prepares for itself; or rows that go through a kernel of their own
+// on their way anyway.
 bool can_prepare(TileKind kind, int64_t rows, int64_t k);
 // For few rows none: then every warp splits what it reads of x in two; for more a kernel does it once.
 int64_t tile_linear_workspace_bytes(TileKind kind, int64_t rows, int64_t k);

@@ -1,11 +1,18 @@
-// Which devices the tensor-core kernels run on, from the bytes of shared memory alone.
+// Which devices and weights the tensor-core kernels take, without a GPU: from the bytes of shared memory
+// alone, and weights that stay as they are need no more than memory, which is the host's here.
 #include "ops/cuda/moe_formats.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
+#include "base/log.h"
 #include "ops/backends.h"
+#include "ops/cuda/cuda_weights.h"
 
 namespace nibble::testing {
 namespace {
@@ -25,18 +32,107 @@ TEST(SharedMemory, ExpertsFitSmallerDevices) {
   for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4}) {
     TestMatrix gate(random, format, 32, 64), up(random, format, 32, 64), down(random, format, 64, 32);
     const std::array experts = {ExpertWeights{.gate = gate.matrix, .up = up.matrix, .down = down.matrix}};
-    auto decide = [&](int64_t shared_bytes) {
-      std::string why;
-      const cuda::TensorCores can = cuda::tensor_cores_for(experts, shared_bytes, why);
-      EXPECT_EQ(why.empty(), can == cuda::TensorCores::kYes) << why;
-      return std::pair(can, why);
-    };
-    EXPECT_EQ(decide(kHopper).first, cuda::TensorCores::kYes);
-    EXPECT_EQ(decide(kGb10).first, cuda::TensorCores::kYes);
-    const auto [can, why] = decide(64 << 10);
-    EXPECT_EQ(can, cuda::TensorCores::kNo);
+    EXPECT_EQ(cuda::why_not_packed(experts, kHopper), "");
+    EXPECT_EQ(cuda::why_not_packed(experts, kGb10), "");
+    const std::string why = cuda::why_not_packed(experts, 64 << 10);
     EXPECT_NE(why.find("the device gives it 65536"), std::string::npos) << why;
   }
+}
+
+class Fallback : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(set_log_file(path_).ok()); }
+  void TearDown() override {
+    EXPECT_TRUE(set_log_file("/dev/null").ok());
+    std::filesystem::remove(path_);
+  }
+  // The lines that were logged since the last call.
+  std::string logged() {
+    std::stringstream text;
+    text << std::ifstream(path_).rdbuf();
+    std::filesystem::resize_file(path_, 0);
+    return text.str();
+  }
+  // Small experts, all matrices of which are in the format.
+  std::array<ExpertWeights, 2> experts(MatrixFormat format) {
+    const Matrix& wide = keep(format, 32, 64);
+    const Matrix& narrow = keep(format, 64, 32);
+    return {ExpertWeights{.gate = wide, .up = wide, .down = narrow},
+            {.gate = wide, .up = wide, .down = narrow}};
+  }
+  // One with a block scale that bfloat16 has no room for.
+  Matrix wild_mxfp4() {
+    const Matrix wild = keep(MatrixFormat::kMxfp4, 32, 64);
+    matrices_.back().scales[5] = 200;
+    return wild;
+  }
+  static cuda::CudaWeights weights(const char* tensor_cores, int64_t shared_bytes = kHopper) {
+    return {host_memory(), nullptr, shared_bytes, tensor_cores};
+  }
+
+ private:
+  const Matrix& keep(MatrixFormat format, int64_t n, int64_t k) {
+    return matrices_.emplace_back(random_, format, n, k).matrix;
+  }
+  Random random_{72};
+  std::deque<TestMatrix> matrices_;
+  std::string path_ = ::testing::TempDir() + "nibble_fallback.log";
+};
+
+constexpr const char* kExpertsWarning =
+    "nibble: warning: routed experts run without tensor cores, in float32, the slower the more rows a step "
+    "has: in q4, not in NVFP4 or MXFP4\n";
+
+TEST_F(Fallback, ExpertsInOtherFormatsAreWarnedOfOnce) {
+  cuda::CudaWeights placing = weights("");
+  for (int layer = 0; layer < 3; ++layer) {
+    EXPECT_TRUE(placing.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).ok());
+    EXPECT_EQ(logged(), layer == 0 ? kExpertsWarning : "");
+  }
+  EXPECT_TRUE(weights("off").place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).ok());
+  EXPECT_EQ(logged(), "");
+}
+
+TEST_F(Fallback, ExpertsThatCannotAreRefusedWhereTheyMust) {
+  const auto placed = weights("on").place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel);
+  ASSERT_FALSE(placed.ok());
+  EXPECT_EQ(placed.status().code(), ErrorCode::kUser);
+  EXPECT_EQ(placed.status().message(),
+            "tensor-cores on: routed experts cannot be on them: in q4, not in NVFP4 or MXFP4");
+}
+
+// It has experts in every format, with every option, and hides no warning of the model's.
+TEST_F(Fallback, ASelfTestIsNeitherRefusedNorWarnedOf) {
+  for (const char* tensor_cores : {"", "on"}) {
+    cuda::CudaWeights placing = weights(tensor_cores);
+    for (MatrixFormat format : {MatrixFormat::kF32, MatrixFormat::kQ4})
+      EXPECT_TRUE(placing.place_experts(experts(format), ExpertsOf::kSelfTest).ok());
+    EXPECT_EQ(logged(), "");
+    EXPECT_EQ(placing.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).ok(), *tensor_cores == 0);
+    EXPECT_EQ(logged(), *tensor_cores == 0 ? kExpertsWarning : "");
+  }
+}
+
+TEST_F(Fallback, MatricesThatGetNoTilesAreWarnedOfOnce) {
+  const Matrix wild = wild_mxfp4();
+  EXPECT_EQ(cuda::why_not_tiles(wild), "block scales outside of 2^-118 to 2^8");
+  cuda::CudaWeights placing = weights("");
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(placing.place(wild, MatrixUse::kProducts).value().tiled);
+    EXPECT_EQ(logged(), i > 0 ? ""
+                              : "nibble: warning: weights in MXFP4 run without tensor cores, in float32, the "
+                                "slower the more rows a step has: block scales outside of 2^-118 to 2^8\n");
+  }
+  // No kernels for the format, no products, none wanted: nothing to say.
+  const Matrix q4 = experts(MatrixFormat::kQ4)[0].gate;
+  EXPECT_FALSE(weights("").place(q4, MatrixUse::kProducts).value().tiled);
+  EXPECT_FALSE(weights("").place(wild, MatrixUse::kEmbedding).value().tiled);
+  EXPECT_FALSE(weights("off").place(wild, MatrixUse::kProducts).value().tiled);
+  EXPECT_EQ(logged(), "");
+  // A device without room for the kernels.
+  const Matrix nvfp4 = experts(MatrixFormat::kNvfp4)[0].gate;
+  EXPECT_FALSE(weights("", kGb10).place(nvfp4, MatrixUse::kProducts).value().tiled);
+  EXPECT_NE(logged().find("weights in NVFP4 run without tensor cores"), std::string::npos);
 }
 
 }  // namespace
