@@ -23,7 +23,8 @@ int64_t bytes_to_copy(const WeightSource& source, const TensorNames& names, cons
   return total;
 }
 
-// Refuses what cannot fit before anything large is read. A model that lies in mapped files can run from them.
+// Refuses what cannot fit before anything large is read. A model that lies in mapped files can run from them,
+// its BF16 weights first; and one that the source puts into memory, from there.
 Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
                    const DecoderOptions& options) {
   MemoryPlan plan{.copies = bytes_to_copy(source, spec.names, ops), .most = ops.memory().most_bytes()};
@@ -45,7 +46,13 @@ Status plan_memory(const ModelSpec& spec, const WeightSource& source, Ops& ops,
           "wanted {} of memory for weights and {} for KV cache and activations, but only {} is available",
           format_bytes(plan.copies), format_bytes(plan.working), format_bytes(plan.most));
   }
-  if (!source.is_mapped() || !ops.use_host_weights()) return user_error("{}", wanted);
+  const bool can_stay =
+      source.is_mapped() || (source.own_bytes() > 0 && source.own_bytes() <= plan.most - plan.working);
+  if (can_stay && ops.use_host_bf16()) {
+    plan.copies = bytes_to_copy(source, spec.names, ops);
+    if (fit_of(plan) == MemoryFit::kAll) return {};
+  }
+  if (!can_stay || !ops.use_host_weights()) return user_error("{}", wanted);
   log_warning("{}: weights stay in their files, which is slow (a smaller context, -c, leaves more)", wanted);
   return {};
 }

@@ -134,6 +134,8 @@ class Ops {
   // keep pointing to the host bytes, however slow products with them are, and copies_weights() is false.
   // Returns whether this backend can.
   virtual bool use_host_weights() { return false; }
+  // The same for those in BF16 alone, with which products are nearly as fast.
+  virtual bool use_host_bf16() { return false; }
   // Bytes a second that this backend's processors read from memory, in sequence and with all of them: the
   // ceiling of what reads each weight once. Measures it now, on memory far beyond the caches, which takes
   // some 100 ms.

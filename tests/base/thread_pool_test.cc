@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -60,7 +61,7 @@ class UsableCores : public ::testing::Test {
   }
   int cores(std::initializer_list<int> cpus) const { return usable_cores({cpus.begin(), cpus.end()}, root_); }
 
-  std::string root_ = ::testing::TempDir() + "nibble_cores_" +
+  std::string root_ = ::testing::TempDir() + "nibble_cores_" + std::to_string(::getpid()) +
                       ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 

@@ -78,6 +78,8 @@ class Large : public Checkpoint {
     return all;
   }
   bool is_mapped() const override { return is_mapped_; }
+  int64_t own_bytes() const override { return own_bytes_; }
+  int64_t own_bytes_ = 0;
 
  private:
   bool is_mapped_;
@@ -85,13 +87,14 @@ class Large : public Checkpoint {
 };
 
 Result<LoadedModel> load_large(bool is_mapped, MatrixFormat format = MatrixFormat::kNvfp4,
-                               const std::string& ignored_prefix = "none") {
+                               const std::string& ignored_prefix = "none", int64_t own_bytes = 0) {
   const std::string path = golden_directory("laguna-nvfp4");
   ModelSpec spec = ModelSource::open(FileSystem::posix(), path).value()->spec().value();
   spec.names.ignored_prefixes.push_back(ignored_prefix);
   Checkpoint checkpoint = Checkpoint::open(FileSystem::posix(), path).value();
-  return load_model(std::make_unique<Large>(std::move(checkpoint), is_mapped, format), std::move(spec),
-                    make_backend("cpu", {}).value(), small());
+  auto large = std::make_unique<Large>(std::move(checkpoint), is_mapped, format);
+  large->own_bytes_ = own_bytes;
+  return load_model(std::move(large), std::move(spec), make_backend("cpu", {}).value(), small());
 }
 
 TEST(ModelMemory, AModelBeyondMemoryRunsOutOfItsFiles) {
@@ -99,9 +102,19 @@ TEST(ModelMemory, AModelBeyondMemoryRunsOutOfItsFiles) {
   for (const MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufQ4_0, kBF16}) {
     if (!make_backend("cpu", {}).value()->copies_weights(format)) continue;  // BF16: AVX-512 alone
     LoadedModel model = load_large(true, format).value();
-    EXPECT_FALSE(model.ops->copies_weights(MatrixFormat::kNvfp4)) << matrix_format_name(format);
+    EXPECT_FALSE(model.ops->copies_weights(kBF16)) << matrix_format_name(format);
+    // Where BF16 is what is too large, it alone stays.
+    EXPECT_EQ(model.ops->copies_weights(kNvfp4), format == kBF16) << matrix_format_name(format);
     EXPECT_FALSE(logits(model).empty());
   }
+}
+
+TEST(ModelMemory, AModelInTheSourcesOwnMemoryRunsThere) {
+  EXPECT_FALSE(load_large(false).ok());
+  LoadedModel model = load_large(false, MatrixFormat::kNvfp4, "none", 1000).value();
+  EXPECT_FALSE(model.ops->copies_weights(MatrixFormat::kNvfp4));
+  EXPECT_FALSE(logits(model).empty());
+  EXPECT_FALSE(load_large(false, MatrixFormat::kNvfp4, "none", INT64_C(1) << 60).ok());
 }
 
 TEST(ModelMemory, WeightsThatNobodyReadsOrCopiesDoNotCount) {

@@ -44,11 +44,12 @@ class CpuOps final : public Ops {
   bool rounds_activations() const override { return rounding_.int8; }
   Result<double> read_bandwidth() override { return host_read_bandwidth(pool_); }
   bool copies_weights(MatrixFormat format) const override {
-    const bool in_order =
-        format == MatrixFormat::kBF16 ? kernels_.has_in_12 : cpu::tile_format(format).has_value();
+    const bool in_order = format == MatrixFormat::kBF16 ? kernels_.has_in_12 && !uses_host_bf16_
+                                                        : cpu::tile_format(format).has_value();
     return in_order && !uses_host_weights_;
   }
   bool use_host_weights() override { return uses_host_weights_ = true; }
+  bool use_host_bf16() override { return uses_host_bf16_ = true; }
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use) override {
     Matrix placed = host_matrix;
     if (use != MatrixUse::kEmbedding) NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
@@ -297,7 +298,7 @@ class CpuOps final : public Ops {
   const cpu::Kernels& kernels_;
   const bool kernels_were_asked_;
   cpu::Rounding rounding_;
-  bool uses_host_weights_ = false;
+  bool uses_host_weights_ = false, uses_host_bf16_ = false;
   std::vector<Buffer> weights_;  // what place_all() copied
   // Grow to the largest step and stay.
   cpu::Scratch attend_scratch_, select_scratch_;

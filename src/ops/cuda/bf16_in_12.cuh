@@ -1,12 +1,11 @@
 // BF16 weights in 12 bits, without loss: what a chunk of 32 rows x 64 columns holds then, one place for every
 // shift. Trained weights of a chunk have few exponents: all but about one in ten thousand lie in a window of
-// 16. A weight is its sign, its mantissa and four bits of exponent above the chunk's least; one outside of
+// 16. A weight is its sign, its mantissa and four bits of exponent above the chunk's base; one outside of
 // the window is an exception, whose bfloat16 stands in a list behind the words.
 //
-//   words       [2 tiles][2][32 lanes]: of two steps of product m16n8k16, 2 x 3 words; four in [32][16
-//   bytes],
+//   words       [2 tiles][2][32 lanes]: of two steps of m16n8k16, 2 x 3 words; four in [32][16 bytes],
 //               then two in [32][8 bytes]
-//   base        the least exponent where a pair of bfloat16 has it, in both
+//   base        the first exponent of the window where a pair of bfloat16 has it, in both
 //   ends        of the exceptions of each [2 tiles][2], in the list, a byte each
 //   exceptions  [kMaxExceptions]
 //

@@ -64,6 +64,7 @@ Result<Buffer> CudaWeights::make_tiles_of(Matrix& uploaded) {
   memory_.download(&does_not_fit, does_not_fit_.as<void>(), sizeof(int));
   if (does_not_fit == 0) return tiles;
   uploaded.in_12_bits = false;
+  tiles = Buffer();
   return make_tiles_of(uploaded);
 }
 

@@ -4,6 +4,7 @@
 #include "ops/cuda/moe_formats.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <deque>
@@ -92,8 +93,7 @@ class Fallback : public ::testing::Test {
   }
   Random random_{72};
   std::deque<TestMatrix> matrices_;
-  // Of this test's own: others may run beside it.
-  std::string path_ = ::testing::TempDir() + "nibble_fallback_" +
+  std::string path_ = ::testing::TempDir() + "nibble_fallback_" + std::to_string(::getpid()) +
                       ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".log";
 };
 
