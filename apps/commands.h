@@ -14,17 +14,17 @@
 namespace nibble {
 
 struct ModelOptions {
-  std::string model;                // -m
-  std::string device = "cpu";       // --device
-  std::string cpu_isa;              // --cpu-isa; empty: the best that the machine has
+  std::string model;                      // -m
+  std::string device = "cpu";             // --device
+  std::string cpu_isa;                    // --cpu-isa; empty: the best that the machine has
   std::string cpu_activations = "exact";  // --cpu-activations: exact, int8
-  std::string tensor_cores;             // --tensor-cores: on, off; empty: where they can
-  bool cuda_graphs = true;          // --no-cuda-graphs
-  int threads = 0;                  // -t; 0: one for each physical core that this process may use
-  int64_t context = 0;              // -c; 0: the model's own, at most EngineOptions::kDefaultContext
-  int64_t prefill_chunk = 256;      // --prefill-chunk
-  std::string moe_arith = "w4a16";  // --moe-arith: w4a16, w4a4
-  std::string act_scale;            // --act-scale: row, static, unit; empty: row
+  std::string tensor_cores;               // --tensor-cores: on, off; empty: where they can
+  bool cuda_graphs = true;                // --no-cuda-graphs
+  int threads = 0;                        // -t; 0: one for each physical core that this process may use
+  int64_t context = 0;                    // -c; 0: the model's own, at most EngineOptions::kDefaultContext
+  int64_t prefill_chunk = 256;            // --prefill-chunk
+  std::string moe_arith = "w4a16";        // --moe-arith: w4a16, w4a4
+  std::string act_scale;                  // --act-scale: row, static, unit; empty: row
 };
 
 BackendOptions backend_options(const ModelOptions& options);
@@ -64,10 +64,10 @@ Status logits_command(const LogitsOptions& options);
 
 struct BenchOptions {
   ModelOptions model;
-  int64_t prompt_tokens = 512;         // -p; 0: no prompt
-  int64_t new_tokens = 128;            // -n; 0: no decoding
-  std::string batches = "1";           // -b: 1,8,32
-  int64_t repetitions = 5;             // -r
+  int64_t prompt_tokens = 512;  // -p; 0: no prompt
+  int64_t new_tokens = 128;     // -n; 0: no decoding
+  std::string batches = "1";    // -b: 1,8,32
+  int64_t repetitions = 5;      // -r
   bool json = false;
 };
 Status bench_command(const BenchOptions& options);

@@ -269,7 +269,8 @@ class Loader {
     if (spec.router_bias_required || source_.has(prefix_ + names.router_bias)) {
       NIBBLE_RETURN_IF_ERROR(vector(names.router_bias, {spec.experts}, out.router_bias));
     }
-    if (spec.shared_width > 0) NIBBLE_RETURN_IF_ERROR(glu(names.shared, spec.shared_width, out.shared, MatrixUse::kSharedDown));
+    if (spec.shared_width > 0)
+      NIBBLE_RETURN_IF_ERROR(glu(names.shared, spec.shared_width, out.shared, MatrixUse::kSharedDown));
     if (spec.stacked) return load_stacked_experts(spec, out);
     std::vector<ExpertWeights> experts(static_cast<size_t>(spec.experts));
     for (size_t e = 0; e < experts.size(); ++e) {

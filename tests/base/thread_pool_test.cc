@@ -1,16 +1,15 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "fake_root.h"
 
 namespace nibble {
 namespace {
@@ -48,21 +47,13 @@ TEST(ThreadPool, LoopsAboutAsFarApartAsWorkersSpin) {
   EXPECT_EQ(sum.load(), 500 * 6);
 }
 
-class UsableCores : public ::testing::Test {
+class UsableCores : public testing::WithFakeRoot {
  protected:
-  void SetUp() override { std::filesystem::remove_all(root_); }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-  void write(const std::string& path, const std::string& text) const {
-    std::filesystem::create_directories((root_ + path).substr(0, (root_ + path).rfind('/')));
-    std::ofstream(root_ + path) << text << "\n";
-  }
   void write_threads(int cpu, const std::string& threads) const {
-    write("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list", threads);
+    write("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+          threads + "\n");
   }
   int cores(std::initializer_list<int> cpus) const { return usable_cores({cpus.begin(), cpus.end()}, root_); }
-
-  std::string root_ = ::testing::TempDir() + "nibble_cores_" + std::to_string(::getpid()) +
-                      ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 // As Intel and AMD number them, and as others do.
@@ -89,16 +80,16 @@ TEST_F(UsableCores, WithoutTheKernelsWordEveryCpuCounts) {
 
 TEST_F(UsableCores, WithinTheQuotaOfACgroup) {
   for (int cpu = 0; cpu < 8; ++cpu) write_threads(cpu, std::to_string(cpu));
-  write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
-  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1");
+  write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   EXPECT_EQ(cores({0, 1, 2, 3}), 4);
-  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "300000");
+  write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "300000\n");
   EXPECT_EQ(cores({0, 1, 2, 3}), 3);
-  write("/sys/fs/cgroup/cpu.max", "max 100000");
+  write("/sys/fs/cgroup/cpu.max", "max 100000\n");
   EXPECT_EQ(cores({0, 1, 2, 3}), 3);
-  write("/sys/fs/cgroup/cpu.max", "150000 100000");
+  write("/sys/fs/cgroup/cpu.max", "150000 100000\n");
   EXPECT_EQ(cores({0, 1, 2, 3}), 2);
-  write("/sys/fs/cgroup/cpu.max", "20000 100000");
+  write("/sys/fs/cgroup/cpu.max", "20000 100000\n");
   EXPECT_EQ(cores({0, 1, 2, 3}), 1);
 }
 

@@ -3,24 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
+#include "fake_root.h"
 
 namespace nibble::testing {
 namespace {
 
-class AvailableMemory : public ::testing::Test {
+class AvailableMemory : public WithFakeRoot {
  protected:
-  void SetUp() override { std::filesystem::remove_all(root_); }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-  void write(const std::string& path, const std::string& text) const {
-    std::filesystem::create_directories((root_ + path).substr(0, (root_ + path).rfind('/')));
-    std::ofstream(root_ + path) << text;
-  }
   int64_t bytes() const { return available_host_bytes(root_); }
-
-  std::string root_ = ::testing::TempDir() + "nibble_memory_" +
-                      ::testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 TEST_F(AvailableMemory, NothingKnownIsNoLimit) { EXPECT_EQ(bytes(), INT64_MAX); }

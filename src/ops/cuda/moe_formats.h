@@ -20,9 +20,8 @@ std::string why_not_packed(std::span<const ExpertWeights> experts, const Device&
 
 // Whether the device can run tile_linear.h; "", or why not.
 std::string why_no_tiles(const Device& device);
-// Why a matrix (in host memory) of a format that has_tiles() cannot be brought into them on a device that
-// can;
-// "": it can.
+// Why a matrix (in host memory) of a format that has_tiles() cannot be brought into them on a device that can
+// do products with them; "": it can.
 std::string why_not_tiles(const Matrix& matrix);
 
 }  // namespace nibble::cuda
