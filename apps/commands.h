@@ -22,7 +22,7 @@ struct ModelOptions {
   bool cuda_graphs = true;                // --no-cuda-graphs
   int threads = 0;                        // -t; 0: one for each physical core that this process may use
   int64_t context = 0;                    // -c; 0: the model's own, at most EngineOptions::kDefaultContext
-  int64_t prefill_chunk = 256;            // --prefill-chunk
+  int64_t prefill_chunk = 512;            // --prefill-chunk
   std::string moe_arith = "w4a16";        // --moe-arith: w4a16, w4a4
   std::string act_scale;                  // --act-scale: row, static, unit; empty: row
 };

@@ -259,6 +259,11 @@ int main(int argc, char** argv) {
     check({9, 3, 416, 224, 32}, 33, 5, "mxfp4");
     check({12, 4, 4096, 2048, 16}, 20, 6, "large");
     check({3, 2, 4480, 1088, 16}, 13, 7, "wider than what registers hold");
+    check({16, 4, 256, 256, 16}, 80, 8, "many rows");
+    check({5, 2, 400, 208, 16}, 70, 9, "many rows, tails");
+    check({7, 3, 416, 224, 32}, 200, 10, "many rows, mxfp4");
+    check({12, 4, 4096, 2048, 16}, 100, 11, "many rows, large");
+    check({3, 2, 4480, 1088, 16}, 90, 12, "many rows, wide");
   }
   if (routed) routed_times(p, results);
   if (times) {
@@ -313,7 +318,7 @@ int main(int argc, char** argv) {
       }
       row("M = " + std::to_string(tokens), id_sets, tokens);
     }
-    for (int rows : {1, 2, 4, 8, 16}) {
+    for (int rows : {1, 2, 4, 8, 16, 32, 64}) {
       // Every expert gets `rows` rows.
       const int tokens = 36 * rows;
       std::vector<int32_t> ids;

@@ -29,7 +29,7 @@ struct EngineOptions {
   BackendOptions backend;
   int64_t context = 0;          // tokens of one sequence; 0: the model's own, at most kDefaultContext
   int64_t parallel = 1;         // sequences that run at once
-  int64_t prefill_chunk = 256;  // prompt tokens of one sequence in a step
+  int64_t prefill_chunk = 512;  // prompt tokens of one sequence in a step
   std::string chat_template;    // a file to take instead of the model's own template
   ExpertArithmetic arithmetic = {};
 

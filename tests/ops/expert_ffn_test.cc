@@ -342,7 +342,7 @@ TEST_P(ExpertFfn, ARepeatedStepTakesWhatItsBuffersHoldNow) {
   Memory& memory = ops.memory();
   auto allocate = [&](int64_t count) { return Buffer::allocate(memory, count * 4, "test data").value(); };
   uint64_t key = 0;
-  for (int64_t tokens : {1, 3, 8, 9, 40}) {
+  for (int64_t tokens : {1, 3, 8, 9, 40, 80}) {
     Layer layer(random, {16, 4, 160, 96, tokens}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
     const Shape& s = layer.shape;
     const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(layer.experts);
@@ -402,16 +402,19 @@ TEST_P(ExpertFfn, ARepeatedStepTakesWhatItsBuffersHoldNow) {
   }
 }
 
-// 3, 5, 9, 17 and 34 chunks of 128 columns: tensor cores cut K over one to eight warps, and go over it twice.
+// 3, 5, 9, 17 and 34 chunks of 128 columns: tensor cores cut K in one to eight parts, and those of few rows
+// go over it twice.
 TEST_P(ExpertFfn, EveryCutOfK) {
   Random random(29);
   for (auto [model, width] : {std::pair{4272, 80}, {96, 4272}, {2064, 336}, {1104, 592}, {336, 2064}}) {
-    Layer layer(random, {2, 1, model, width, 12}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
-    const RowsBuffer all = expert_ffn(*ops_, layer);
-    EXPECT_TRUE(is_unfused(layer, all)) << model << " x " << width;
-    for (int64_t t : {0, 11}) {
-      EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer, t, 1).view(), all.view().slice(t, 1)))
-          << model << " x " << width << ", row " << t;
+    for (int64_t tokens : {12, 70}) {
+      Layer layer(random, {2, 1, model, width, tokens}, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);
+      const RowsBuffer all = expert_ffn(*ops_, layer);
+      EXPECT_TRUE(is_unfused(layer, all)) << model << " x " << width << ", tokens " << tokens;
+      for (int64_t t : {int64_t{0}, tokens - 1}) {
+        EXPECT_TRUE(same_bits(expert_ffn(*ops_, layer, t, 1).view(), all.view().slice(t, 1)))
+            << model << " x " << width << ", row " << t << " of " << tokens;
+      }
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_formats.h"
+#include "ops/cuda/moe_workspace.h"
 #include "ops/cuda/tile_gemm.h"
 
 namespace nibble::cuda {
@@ -23,14 +24,17 @@ std::string rows_where(const std::function<bool(int64_t)>& holds) {
   return last < kMost ? fmt::format("{} to {} rows", first, last) : fmt::format("{} rows and more", first);
 }
 
-std::string products(MatrixFormat format) {
+// More than few rows are prepared by that kernel alone.
+bool has_wgmma(MatrixFormat format) {
   const TileKind kind = tile_kind({.format = format});
-  const int64_t few = few_rows(kind);
-  // More than few rows are prepared by that kernel alone.
-  const bool has_wgmma = can_prepare(kind, few + 1, kChunkColumns);
+  return can_prepare(kind, few_rows(kind) + 1, kChunkColumns);
+}
+
+std::string products(MatrixFormat format) {
+  const int64_t few = few_rows(tile_kind({.format = format}));
   std::string name(matrix_format_name(format));
-  if (is_bf16(kind)) name += " (kept in 12 bits without loss, where their exponents allow)";
-  if (!has_wgmma) {
+  if (format == MatrixFormat::kBF16) name += " (kept in 12 bits without loss, where their exponents allow)";
+  if (!has_wgmma(format)) {
     return fmt::format(
         "products with {}: tensor cores, mma.sync for any number of rows (no wgmma in this build for this "
         "device)",
@@ -46,11 +50,15 @@ std::string experts(MatrixFormat format, const Device& device) {
   const int block = block_of(format);
   const bool roomy = moe_decode_is_roomy(block, device.shared_bytes);
   return fmt::format(
-      "routed experts in {}: tensor cores, {} KiB of shared memory a block of the {} there are; {}", name,
-      (roomy ? moe_decode_roomy_bytes(block) : moe_decode_shared_bytes(block)) >> 10,
-      device.shared_bytes >> 10,
-      roomy ? fmt::format("up to {} rows are routed and grouped in the same launch", kFewTokens)
-            : "too little for routing and grouping few rows in the same launch");
+             "routed experts in {}: tensor cores, {} KiB of shared memory a block of the {} there are; {}",
+             name, (roomy ? moe_decode_roomy_bytes(block) : moe_decode_shared_bytes(block)) >> 10,
+             device.shared_bytes >> 10,
+             roomy ? fmt::format("up to {} rows are routed and grouped in the same launch", kFewTokens)
+                   : "too little for routing and grouping few rows in the same launch") +
+         (has_wgmma(format)
+              ? fmt::format("; wgmma for steps of more than {} rows with more than {} an expert", kMostJoined,
+                            kMaxRows)
+              : "");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "ops/cuda/moe_activate.cuh"
 #include "ops/cuda/moe_finish.cuh"
 #include "ops/cuda/moe_layer.cuh"
+#include "ops/cuda/moe_many.h"
 #include "ops/cuda/moe_products.cuh"
 
 namespace nibble::cuda {
@@ -190,10 +191,10 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
   before.group = Layout::kGroups && groups_itself(args, Layout::kSumsBytes);
   before.route = before.group && args.route != nullptr;
   if (before.route) before.routing = *args.route;
-  if (error == cudaSuccess && !before.group) error = group_rows(args, device.multiprocessors, stream);
+  if (error == cudaSuccess && !before.group) error = group_rows(args, false, device.multiprocessors, stream);
   if (error != cudaSuccess) return error;
   launch_early(kernel, device.multiprocessors, kThreads, Layout::kBytes, stream, args,
-               workspace_at(static_cast<char*>(args.workspace), args.shape, args.tokens), before);
+               workspace_at(static_cast<char*>(args.workspace), args.shape, args.tokens, false), before);
   return cudaGetLastError();
 }
 
@@ -220,8 +221,8 @@ bool moe_decode_is_roomy(int block, int64_t shared_bytes) {
 
 // Few rows gain more where they are routed in the same launch, and many where the product is one of its own.
 bool can_join_experts(TileKind down, int64_t tokens) {
-  constexpr int64_t kFewest = 5, kMost = 64;
-  return down == TileKind::kBF16 && tokens >= kFewest && tokens <= kMost;
+  constexpr int64_t kFewest = 5;
+  return down == TileKind::kBF16 && tokens >= kFewest && tokens <= kMostJoined;
 }
 
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
@@ -229,6 +230,10 @@ cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   Device device;
   cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
+  if (uses_many(args.shape, args.tokens)) {
+    error = group_rows(args, true, device.multiprocessors, stream);
+    return error == cudaSuccess ? moe_many(args, device.multiprocessors, stream) : error;
+  }
   return args.shape.block == 16 ? launch_layer<16>(args, device, stream)
                                 : launch_layer<32>(args, device, stream);
 }

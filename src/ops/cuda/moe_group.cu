@@ -62,8 +62,9 @@ struct ChosenIds {
 };
 
 // Rows in the stable order of (expert, token), cut into row blocks, and shares of them.
-__device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiprocessors,
+__device__ void group(const MoeDecodeArgs& a, const Workspace& w, bool many, int multiprocessors,
                       const OwnExpert& expert_of_me, const ChosenIds& id) {
+  const int most = many ? kManyRows : kMaxRows;  // rows of a block
   const MoeShape& s = a.shape;
   const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
 
@@ -75,9 +76,9 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
   const int first_id = me < rows ? id(me) : -1;
   for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[row == me ? first_id : id(row)], 1);
   __syncthreads();
-  const int count = next_row[me], blocks = (count + kMaxRows - 1) / kMaxRows;
+  const int count = next_row[me], blocks = (count + most - 1) / most;
   // What the passes over the expert's weights take: the last one's rows may fit one tile.
-  const int rest = count - (blocks - 1) * kMaxRows;
+  const int rest = count - (blocks - 1) * most;
   const int cost =
       count == 0 ? 0 : (blocks - 1) * kTwoTilesCost + (rest > kTokensOfTile ? kTwoTilesCost : kOneTileCost);
   int3 sum = {count, blocks, cost};
@@ -104,7 +105,7 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
   begin_of[me] = {own.z - cost + (warp > 0 ? before.z : 0), first_block};
   __syncthreads();
   // Where the shares of the multiprocessors begin.
-  for (int i = me; i < multiprocessors; i += 1024) {
+  for (int i = me; i < multiprocessors && !many; i += 1024) {
     const int target = static_cast<int>(i * all / multiprocessors);
     int expert = 0;  // the last that begins at or before it
     for (int step = kMaxExperts / 2; step > 0; step /= 2) {
@@ -116,12 +117,12 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
     auto begin = [&](int tiles) { return Place{begin_of[expert].y + pass, offset * tiles / pass_cost}; };
     w.gate_up_share[i] = begin(tiles_of(s, false)), w.down_share[i] = begin(tiles_of(s, true));
   }
-  if (me == 1023)
+  if (me == 1023 && !many)
     w.gate_up_share[multiprocessors] = w.down_share[multiprocessors] = {first_block + blocks, 0};
   __syncthreads();
   for (int b = 0; b < blocks; ++b) {
-    w.block[first_block + b] = {expert_of_me.gate_up, expert_of_me.down, me, first_row + b * kMaxRows,
-                                min(kMaxRows, count - b * kMaxRows)};
+    w.block[first_block + b] = {expert_of_me.gate_up, expert_of_me.down, me, first_row + b * most,
+                                min(most, count - b * most)};
   }
   if (me == 1023) *w.blocks = first_block + blocks;
   next_row[me] = first_row;
@@ -151,21 +152,21 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, int multiproce
   }
 }
 
-__global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, int multiprocessors) {
+__global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, bool many, int multiprocessors) {
   const OwnExpert expert(a);
   dependency_wait();
   dependency_launch();
-  const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
+  const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens, many);
   if (blockIdx.x > 0) {
     split_x(a, w, 1);
     return activate_own_share(a, 1);
   }
-  group(a, w, multiprocessors, expert, {a, nullptr});
+  group(a, w, many, multiprocessors, expert, {a, nullptr});
 }
 
 // A block routes a row, and one behind them groups what they choose.
 __global__ void __launch_bounds__(kThreads)
-    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, int multiprocessors) {
+    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, bool many, int multiprocessors) {
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kThreads / kWarp];
   const int block = static_cast<int>(blockIdx.x);
@@ -173,13 +174,13 @@ __global__ void __launch_bounds__(kThreads)
   const float bias = own_bias(route);
   dependency_wait();
   dependency_launch();
-  const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens);
+  const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens, many);
   if (block > a.tokens) {
     split_x(a, w, a.tokens + 1);
     return activate_own_share(a, a.tokens + 1);
   }
   uint32_t* const ids = handed_at(a.handed, a.shape, a.tokens).ids;
-  if (block == a.tokens) return group(a, w, multiprocessors, expert, {a, ids});
+  if (block == a.tokens) return group(a, w, many, multiprocessors, expert, {a, ids});
   route_row(route, block, bias, s_keys, s_warps, [&](int rank, int e) {
     store_relaxed(ids + block * a.shape.chosen + rank, ~static_cast<uint32_t>(e));
   });
@@ -188,19 +189,21 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
-  return workspace_at(nullptr, shape, tokens).bytes;
+  return workspace_at(nullptr, shape, tokens, uses_many(shape, tokens)).bytes;
 }
 
 int64_t moe_decode_handed(const MoeShape& shape, int tokens) {
-  return handed_at(nullptr, shape, tokens).words;
+  // Steps with more tokens hand on the ids alone.
+  return handed_at(nullptr, shape, std::min(tokens, most_few_tokens(shape))).words +
+         static_cast<int64_t>(tokens) * shape.chosen;
 }
 
-cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
+cudaError_t group_rows(const MoeDecodeArgs& args, bool many, int multiprocessors, cudaStream_t stream) {
   const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
   const auto splitting =
-      static_cast<int>(std::min<int64_t>((elements + kThreads - 1) / kThreads, multiprocessors));
+      many ? 0 : static_cast<int>(std::min<int64_t>((elements + kThreads - 1) / kThreads, multiprocessors));
   if (args.route == nullptr) {
-    launch_early(group_kernel, 1 + splitting, kThreads, 0, stream, args, multiprocessors);
+    launch_early(group_kernel, 1 + splitting, kThreads, 0, stream, args, many, multiprocessors);
     return cudaGetLastError();
   }
   const int bytes = route_shared_bytes(*args.route);
@@ -208,7 +211,7 @@ cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStrea
       cudaFuncSetAttribute(route_and_group_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   launch_early(route_and_group_kernel, args.tokens + 1 + splitting, kThreads, static_cast<size_t>(bytes),
-               stream, *args.route, args, multiprocessors);
+               stream, *args.route, args, many, multiprocessors);
   return cudaGetLastError();
 }
 

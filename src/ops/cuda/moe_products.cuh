@@ -89,35 +89,47 @@ __device__ inline Codes load_codes(const uint8_t* chunk) {
   return c;
 }
 
+// Of both halves of a tile's rows, for each part of a chunk.
+struct Scales {
+  uint32_t of[2][2];  // [part][tile]
+};
+template <int kBlock>
+__device__ inline Scales scales_of(const Codes& c) {
+  Scales s;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) s.of[part][tile] = scale_pair<kBlock>(c.scales[tile], part);
+  }
+  return s;
+}
+// Word v of both halves, which is two products deep. Both tiles' are decoded before their products, so that
+// the registers of a product are not written to again right behind it.
+__device__ inline void decode_word(const Codes& c, const Scales& scales, int v,
+                                   uint32_t (&weights)[2][2][4]) {  // [tile][half]
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4& words = c.codes[tile][half];
+      uint32_t pairs[4];
+      decode(v == 0 ? words.x : v == 1 ? words.y : v == 2 ? words.z : words.w, pairs);
+#pragma unroll
+      for (int p = 0; p < 4; ++p)
+        weights[tile][half][p] = mul_bf16x2_half(pairs[p], scales.of[v / 2][tile], half != 0);
+    }
+  }
+}
+
 // sums[tile][n] += the products of a chunk.
 template <int kBlock, int kTiles>
 __device__ inline void multiply(const Codes& c, const uint32_t (&b)[kTiles][16],
                                 float (&sums)[2][kTiles][4]) {
-  uint32_t scale[2][2];  // [part][tile], of both halves
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      scale[part][tile] = scale_pair<kBlock>(c.scales[tile], part);
-    }
-  }
-  // A word of both halves is two products deep. Both tiles' are decoded before their products, so that the
-  // registers of a product are not written to again right behind it.
+  const Scales scales = scales_of<kBlock>(c);
 #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    uint32_t weights[2][2][4];  // [tile][half]
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4& words = c.codes[tile][half];
-        uint32_t pairs[4];
-        decode(v == 0 ? words.x : v == 1 ? words.y : v == 2 ? words.z : words.w, pairs);
-#pragma unroll
-        for (int p = 0; p < 4; ++p)
-          weights[tile][half][p] = mul_bf16x2_half(pairs[p], scale[v / 2][tile], half != 0);
-      }
-    }
+    uint32_t weights[2][2][4];
+    decode_word(c, scales, v, weights);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll

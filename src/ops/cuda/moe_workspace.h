@@ -11,6 +11,22 @@ inline constexpr int kTokensOfTile = 4;                     // an MMA's 8 column
 inline constexpr int kMaxTiles = 2;                         // column tiles of one pass over the weights
 inline constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert in one pass
 
+// Where an expert has many rows (moe_many.h): those of a pass, and how they lie. A block of them has room for
+// 8, 16 or 32; a chunk of a row's columns is kManyRowBytes, [8 steps][2][rows][2 parts][16 bytes], with the
+// columns of a step as in linear_tiles.cuh.
+inline constexpr int kManyRows = 32, kManyRowBytes = 512;
+inline constexpr int kMostJoined = 64;  // tokens whose shared expert can_join_experts()
+// Of so many tokens experts have few rows each: one pass of the kernel for few is enough for an even choice,
+// and two of it take longer than one of that for many (docs/lab/2026-11-30-experts-on-the-gpu.md).
+int most_few_tokens(const MoeShape& shape);
+inline bool uses_many(const MoeShape& shape, int tokens) { return tokens > most_few_tokens(shape); }
+NIBBLE_HOST_DEVICE inline int many_rows_of(int count) {
+  return count <= 8 ? 8 : count <= 16 ? 16 : kManyRows;
+}
+// Where block `block` begins, whose first row is `first`: all before it have room for less than twice their
+// rows, or for eight.
+NIBBLE_HOST_DEVICE inline int64_t many_first(int first, int block) { return 2 * int64_t{first} + 8 * block; }
+
 inline constexpr int kMaxMultiprocessors = 1024;
 
 // Pairs of weight tiles of an expert.
@@ -42,14 +58,17 @@ struct Workspace {
   int* row_token;    // [R] token of a grouped row
   int* grouped_row;  // [R] the inverse
   __nv_bfloat16* x;  // [T, 2, D'] the input's two parts, in operand_place; D', I': rounded up to 128
+  // Of uses_many(): rows of x and of h by blocks; the products of down [R, D].
+  uint8_t *many_x, *many_h;
+  float* many_products;
   int64_t bytes;
 };
 
-NIBBLE_HOST_DEVICE inline int max_blocks(int experts, int rows) {
-  return rows / kMaxRows + (rows < experts ? rows : experts);
+NIBBLE_HOST_DEVICE inline int max_blocks(int experts, int rows, int rows_of_block = kMaxRows) {
+  return rows / rows_of_block + (rows < experts ? rows : experts);
 }
 
-NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, int tokens) {
+NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, int tokens, bool many) {
   int64_t at = 0;
   const int64_t rows = static_cast<int64_t>(tokens) * s.chosen;
   const int64_t d = int64_t{s.model_chunks()} * 128;
@@ -67,7 +86,12 @@ NIBBLE_HOST_DEVICE inline Workspace workspace_at(char* base, const MoeShape& s, 
   w.block = reinterpret_cast<RowBlock*>(take(blocks * static_cast<int64_t>(sizeof(RowBlock))));
   w.row_token = reinterpret_cast<int*>(take(rows * 4));
   w.grouped_row = reinterpret_cast<int*>(take(rows * 4));
-  w.x = reinterpret_cast<__nv_bfloat16*>(take(tokens * 2 * d * 2));
+  w.x = reinterpret_cast<__nv_bfloat16*>(take(many ? 0 : tokens * 2 * d * 2));
+  const int64_t room =
+      many_first(static_cast<int>(rows), max_blocks(s.experts, static_cast<int>(rows), kManyRows));
+  w.many_x = reinterpret_cast<uint8_t*>(take(many ? room * s.model_chunks() * kManyRowBytes : 0));
+  w.many_h = reinterpret_cast<uint8_t*>(take(many ? room * s.width_chunks() * kManyRowBytes : 0));
+  w.many_products = reinterpret_cast<float*>(take(many ? rows * s.model * 4 : 0));
   w.bytes = at;
   return w;
 }
@@ -95,6 +119,6 @@ NIBBLE_HOST_DEVICE inline Handed handed_at(uint32_t* base, const MoeShape& s, in
 }
 
 // Rows in the order of experts, row blocks, and the two parts of x.
-cudaError_t group_rows(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream);
+cudaError_t group_rows(const MoeDecodeArgs& args, bool many, int multiprocessors, cudaStream_t stream);
 
 }  // namespace nibble::cuda

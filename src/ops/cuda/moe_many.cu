@@ -1,0 +1,353 @@
+// The two products of routed experts with many rows each (moe_many.h).
+//
+// A task is eight pairs of tiles of one expert (128 rows of gate and as many of up, or 256 of down) times the
+// rows of a block, 8, 16 or 32 of them. Of a block's three warpgroups one feeds a ring of stages (a chunk of
+// those weights, and the same columns of the rows), and two multiply, four pairs each: a warp decodes both
+// tiles of a pair into registers, and so has gate and up of the same elements.
+//
+// The order of a sum is that of moe_layer.cuh: K in up to eight parts (Split), each from 0, the products of a
+// row's high and of its low parts apart; then high + low of the first part, of the second, ...
+#include <algorithm>
+#include <limits>
+
+#include "ops/cuda/common.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/linear_tiles.cuh"
+#include "ops/cuda/moe_layer.cuh"
+#include "ops/cuda/moe_many.h"
+#include "ops/cuda/moe_products.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kManyGroups = 2, kMultiplying = 4 * kManyGroups, kManyThreads = kMultiplying * 32 + 128;
+constexpr int kPairs = kMultiplying, kFeeders = 4;
+constexpr int kManyStages = 6;
+
+template <TileKind kKind>
+struct ManyLayout {
+  static constexpr int kWeightBytes = kPairs * Tiles<kKind>::kBytes;
+  static constexpr int kStageBytes = kWeightBytes + kManyRows * kManyRowBytes;
+  static constexpr int kBytes = kManyStages * kStageBytes + 2 * kManyStages * 8;
+};
+
+// Where a pair of columns c, c + 1 (c even) of row `row`, high parts, lies among the rows of a block, in
+// words; the low parts are four words further. `rows`: that the block has room for.
+__device__ inline int64_t many_place(int rows, int row, int c) {
+  const int in_chunk = c % kChunkColumns, step = in_chunk % 32 / 4, eight = in_chunk % 4 / 2;
+  return ((static_cast<int64_t>(c / kChunkColumns) * 16 + step * 2 + eight) * 2 * rows + 2 * row) * 4 +
+         in_chunk / 32;
+}
+
+// The rows of every block in the order that its products want: grid (blocks, some).
+__global__ void many_rows(MoeDecodeArgs a, Workspace w) {
+  after_kernel_before();
+  const int b = static_cast<int>(blockIdx.x);
+  if (b >= *w.blocks) return;
+  const RowBlock block = w.block[b];
+  const int rows = many_rows_of(block.count);
+  auto* const to = reinterpret_cast<uint4*>(w.many_x + many_first(block.first, b) * a.shape.model_chunks() *
+                                                           kManyRowBytes);
+  const int pieces = a.shape.model_chunks() * 16;  // of a row: a step's eight
+  for (int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x); i < pieces * block.count;
+       i += static_cast<int>(gridDim.y * blockDim.x)) {
+    const int row = i % block.count, piece = i / block.count;
+    const float* x = a.x + w.row_token[block.first + row] * a.x_stride;
+    const int c0 = piece / 16 * kChunkColumns + piece % 16 * 2;
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int c = c0 + 32 * q;
+      split(c < a.shape.model ? x[c] : 0.0f, c + 1 < a.shape.model ? x[c + 1] : 0.0f, high[q], low[q]);
+    }
+    uint4* const at = to + static_cast<int64_t>(piece) * 2 * rows + 2 * row;
+    at[0] = {high[0], high[1], high[2], high[3]};
+    at[1] = {low[0], low[1], low[2], low[3]};
+  }
+}
+
+struct ManyTask {
+  RowBlock block;
+  int index, pair, pairs;  // of the block, and its first pair of tiles of so many
+};
+
+template <bool kDown>
+struct ManyTasks {
+  int all, of_block;
+  __device__ ManyTasks(const MoeDecodeArgs& a, const Workspace& w)
+      : of_block((tiles_of(a.shape, kDown) + kPairs - 1) / kPairs) {
+    all = *w.blocks * of_block;
+  }
+  // Of a task behind the last: the last.
+  __device__ ManyTask at(const MoeDecodeArgs& a, const Workspace& w, int i) const {
+    i = min(i, all - 1);
+    const int block = i / of_block, pair = i % of_block * kPairs;
+    return {w.block[block], block, pair, min(kPairs, tiles_of(a.shape, kDown) - pair)};
+  }
+};
+
+// What finishing a task takes, asked for before its products.
+struct ManyFinish {
+  float scale, up_scale;
+  const float *bias, *up_bias;
+  __device__ ManyFinish(const MoeDecodeArgs& a, const ManyTask& task, bool down) {
+    const PackedExpert& expert = a.experts[task.block.expert];
+    scale = (down ? expert.down_scale : expert.gate_scale) * kUnscale, up_scale = expert.up_scale * kUnscale;
+    bias = down ? expert.down_bias : expert.gate_bias, up_bias = expert.up_bias;
+  }
+};
+
+// What becomes of the sums of a pair: of token 4 j + q, rows g (sums[tile][2 j]) and g + 8 of both its tiles.
+template <bool kDown, int kRows>
+__device__ inline void finish_many(const MoeDecodeArgs& a, const Workspace& w, const ManyTask& task,
+                                   const ManyFinish& f, int pair, const float (&sums)[2][kRows / 2]) {
+  const MoeShape& s = a.shape;
+  const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, q = lane % 4;
+  if constexpr (kDown) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        const int n = pair * 32 + tile * 16 + i % 2 * 8 + g, row = i / 2 * 4 + q;
+        if (row >= task.block.count || n >= s.model) continue;
+        float value = sums[tile][i] * f.scale;
+        if (f.bias != nullptr) value += f.bias[n];
+        w.many_products[static_cast<int64_t>(task.block.first + row) * s.model + n] = value;
+      }
+    }
+  } else {
+    auto* const to = reinterpret_cast<uint32_t*>(w.many_h + many_first(task.block.first, task.index) *
+                                                                s.width_chunks() * kManyRowBytes);
+#pragma unroll 1
+    for (int i = 0; i < kRows / 2 && i / 2 * 4 < task.block.count; ++i) {
+      float gate = 0, up = 0;
+#pragma unroll
+      for (int j = 0; j < kRows / 2; ++j) {
+        if (i == j) gate = sums[0][j] * f.scale, up = sums[1][j] * f.up_scale;
+      }
+      const int column = pair * 16 + i % 2 * 8 + g, row = i / 2 * 4 + q;
+      __nv_bfloat162 parts = {};
+      if (row < task.block.count && column < s.width) {
+        if (f.bias != nullptr) gate += f.bias[column];
+        if (f.up_bias != nullptr) up += f.up_bias[column];
+        split(activated(a.activation, gate, up), parts.x, parts.y);
+      }
+      // A word is a part of two neighbouring columns: the lane of the first makes that of the high parts.
+      const uint32_t own = *reinterpret_cast<const uint32_t*>(&parts);
+      const uint32_t other = __shfl_xor_sync(~0u, own, 4);
+      const uint32_t word = g % 2 == 0 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
+      if (row < task.block.count) to[many_place(kRows, row, column / 2 * 2) + g % 2 * 4] = word;
+    }
+  }
+}
+
+// A ring as those who multiply see it.
+struct ManyRing {
+  uint64_t *full, *empty;
+  int stage = 0;
+  uint32_t parity = 0;
+};
+
+// By a warp, of a warpgroup that has four pairs.
+template <TileKind kKind, bool kDown, int kRows>
+__device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w, const ManyTask& task,
+                                     const uint8_t* shared, ManyRing& ring) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using T = Tiles<kKind>;
+  using L = ManyLayout<kKind>;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const Split k(a.shape, kDown);
+  const ManyFinish finish(a, task, kDown);
+  float products[2][kRows] = {}, sums[2][kRows / 2] = {};
+  // The operands of a word stay while they are multiplied, and the next come to others meanwhile.
+  constexpr int kSets = 2;
+  uint32_t weights[kSets][2][2][4];
+  int previous = -1;  // stage
+  for (int part = 0; part < k.parts; ++part) {
+    uint32_t add = 0;
+    int chunk = part;
+    do {  // every part has some
+      barrier_wait(ring.full + ring.stage, ring.parity);
+      const uint8_t* const stage = shared + ring.stage * L::kStageBytes;
+      const uint64_t rows = operand(stage + L::kWeightBytes, 2 * kRows * 16, 128);
+      const Codes codes = load_codes<T::kBlock>(stage + warp * T::kBytes);
+      const Scales scales = scales_of<T::kBlock>(codes);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) {
+        auto& of_word = weights[v % kSets];
+        decode_word(codes, scales, v, of_word);
+        wgmma_begin();
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int tile = 0; tile < 2; ++tile) {
+            const auto& o = of_word[tile];
+            wgmma(products[tile], o[0][2 * m], o[1][2 * m], o[0][2 * m + 1], o[1][2 * m + 1],
+                  operand_at(rows, (v * 2 + m) * 2 * 2 * kRows * 16), v == 0 && m == 0 ? add : 1);
+          }
+        }
+        wgmma_commit();
+        wgmma_wait<kSets - 1>();
+      }
+      // A branch between products would make them wait for each other, so this one is given back late.
+      if (previous >= 0) warp_arrive(ring.empty + previous);
+      add = 1;
+      previous = ring.stage;
+      if (++ring.stage == kManyStages) ring.stage = 0, ring.parity ^= 1;
+    } while ((chunk += k.parts) < k.chunks);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      wgmma_settled(products[tile]);
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        const float both = products[tile][2 * i] + products[tile][2 * i + 1];
+        sums[tile][i] = part == 0 ? both : sums[tile][i] + both;
+      }
+    }
+  }
+  warp_arrive(ring.empty + previous);
+  if (warp < task.pairs) finish_many<kDown, kRows>(a, w, task, finish, task.pair + warp, sums);
+#endif
+}
+
+template <TileKind kKind, bool kDown>
+__global__ void __launch_bounds__(kManyThreads, 1)
+    many_kernel(const __grid_constant__ MoeDecodeArgs a, const __grid_constant__ Workspace w) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using L = ManyLayout<kKind>;
+  constexpr int kChunk = Tiles<kKind>::kBytes;
+  extern __shared__ __align__(128) uint8_t shared[];
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + kManyStages * L::kStageBytes);
+  uint64_t* const empty = full + kManyStages;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kManyStages; ++i)
+      barrier_init(full + i, kFeeders), barrier_init(empty + i, kMultiplying * kWarpArrivals);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  dependency_wait();
+  dependency_launch();
+  const ManyTasks<kDown> tasks(a, w);
+  if (warp >= kMultiplying) {
+    fewer_registers<72>();
+    const int feeder = warp - kMultiplying;
+    if (lane == 0) {
+      const uint64_t weights_policy = evict_first_policy(), rows_policy = normal_policy();
+      const Split k(a.shape, kDown);
+      int stage = 0;
+      uint32_t parity = 1;
+      ManyTask next = tasks.at(a, w, static_cast<int>(blockIdx.x));  // asked for a task ahead
+      for (int i = static_cast<int>(blockIdx.x); i < tasks.all; i += static_cast<int>(gridDim.x)) {
+        const ManyTask task = next;
+        next = tasks.at(a, w, i + static_cast<int>(gridDim.x));
+        const int rows_bytes = many_rows_of(task.block.count) * kManyRowBytes;
+        const uint8_t* const weights =
+            (kDown ? task.block.down : task.block.gate_up) + int64_t{task.pair} * k.chunks * kChunk;
+        const uint8_t* const rows = (kDown ? w.many_h : w.many_x) +
+                                    many_first(task.block.first, task.index) * k.chunks * kManyRowBytes;
+        for (int part = 0; part < k.parts; ++part) {
+          for (int chunk = part; chunk < k.chunks; chunk += k.parts) {
+            barrier_wait(empty + stage, parity);
+            uint8_t* const to = shared + stage * L::kStageBytes;
+            int pairs = 0;
+            for (int p = feeder; p < task.pairs; p += kFeeders) ++pairs;
+            barrier_expect(full + stage, pairs * kChunk + (feeder == 0 ? rows_bytes : 0));
+            for (int p = feeder; p < task.pairs; p += kFeeders)
+              bulk_copy(to + p * kChunk, weights + (int64_t{p} * k.chunks + chunk) * kChunk, kChunk,
+                        full + stage, weights_policy);
+            if (feeder == 0)
+              bulk_copy(to + L::kWeightBytes, rows + int64_t{chunk} * rows_bytes, rows_bytes, full + stage,
+                        rows_policy);
+            if (++stage == kManyStages) stage = 0, parity ^= 1;
+          }
+        }
+      }
+    }
+    __syncwarp();
+  } else {
+    more_registers<216>();
+    ManyRing ring{full, empty};
+    ManyTask next = tasks.at(a, w, static_cast<int>(blockIdx.x));
+    for (int i = static_cast<int>(blockIdx.x); i < tasks.all; i += static_cast<int>(gridDim.x)) {
+      const ManyTask task = next;
+      next = tasks.at(a, w, i + static_cast<int>(gridDim.x));
+      const int rows = many_rows_of(task.block.count);
+      if (rows == 8) {
+        multiply_many<kKind, kDown, 8>(a, w, task, shared, ring);
+      } else if (rows == 16) {
+        multiply_many<kKind, kDown, 16>(a, w, task, shared, ring);
+      } else {
+        multiply_many<kKind, kDown, 32>(a, w, task, shared, ring);
+      }
+    }
+  }
+#endif
+}
+
+// A token's experts, added in the order of a.
+__global__ void many_sums(MoeDecodeArgs a, Workspace w) {
+  after_kernel_before();
+  const int t = static_cast<int>(blockIdx.x), d = a.shape.model;
+  for (int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x); c < d;
+       c += static_cast<int>(gridDim.y * blockDim.x)) {
+    float sum = 0;
+    for (int i = 0; i < a.shape.chosen; ++i) {
+      const int row = w.grouped_row[t * a.shape.chosen + i];
+      sum += a.weights[t * a.weights_stride + i] * w.many_products[static_cast<int64_t>(row) * d + c];
+    }
+    float* const out = a.out + t * a.out_stride + c;
+    *out = a.adds ? *out + sum : sum;
+  }
+}
+
+template <TileKind kKind, bool kDown>
+cudaError_t launch_product(const MoeDecodeArgs& args, const Workspace& w, int multiprocessors,
+                           cudaStream_t stream) {
+  constexpr int kBytes = ManyLayout<kKind>::kBytes;
+  static_assert(kBytes <= kMaxSharedBytes);
+  const auto kernel = many_kernel<kKind, kDown>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error == cudaSuccess) launch_early(kernel, multiprocessors, kManyThreads, kBytes, stream, args, w);
+  return error;
+}
+
+template <TileKind kKind>
+cudaError_t launch(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
+  const Workspace w = workspace_at(static_cast<char*>(args.workspace), args.shape, args.tokens, true);
+  const MoeShape& s = args.shape;
+  constexpr unsigned kElements = 256;
+  launch_early(many_rows,
+               dim3(static_cast<unsigned>(max_blocks(s.experts, args.tokens * s.chosen, kManyRows)), 4),
+               kElements, 0, stream, args, w);
+  cudaError_t error = launch_product<kKind, false>(args, w, multiprocessors, stream);
+  if (error == cudaSuccess) error = launch_product<kKind, true>(args, w, multiprocessors, stream);
+  if (error != cudaSuccess) return error;
+  launch_early(many_sums,
+               dim3(static_cast<unsigned>(args.tokens), (static_cast<unsigned>(s.model) + 1023) / 1024),
+               kElements, 0, stream, args, w);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int most_few_tokens([[maybe_unused]] const MoeShape& shape) {
+#ifdef NIBBLE_SM90A
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+      major == 9) {
+    return std::max(kMostJoined, kMaxRows * shape.experts / shape.chosen);
+  }
+#endif
+  return std::numeric_limits<int>::max();
+}
+
+cudaError_t moe_many(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
+  return args.shape.block == 16 ? launch<TileKind::kNvfp4>(args, multiprocessors, stream)
+                                : launch<TileKind::kMxfp4>(args, multiprocessors, stream);
+}
+
+}  // namespace nibble::cuda
