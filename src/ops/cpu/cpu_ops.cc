@@ -84,7 +84,7 @@ class CpuOps final : public Ops {
   // Rows are packed once for all matrices that want them so, and all are one loop.
   void do_linears(Rows<const float> x, std::span<const Product> products) override {
     if (x.rows == 0) return;
-    cpu::PackedRows packed[cpu::kPackings] = {};
+    cpu::PackedRows packed[std::size(cpu::kPackedGroupFloats)] = {};
     int64_t total_rows = 0;
     for (const Product& p : products) {
       const cpu::Packing packing = cpu::kernel_weights(p.weight, rounding_).packing;
@@ -302,7 +302,7 @@ class CpuOps final : public Ops {
   std::vector<Buffer> weights_;  // what place_all() copied
   // Grow to the largest step and stay.
   cpu::Scratch attend_scratch_, select_scratch_;
-  cpu::Scratch packed_[cpu::kPackings];
+  cpu::Scratch packed_[std::size(cpu::kPackedGroupFloats)];
   std::vector<LinearPart> linear_tasks_;
   cpu::ExpertFfnScratch expert_scratch_;
 };

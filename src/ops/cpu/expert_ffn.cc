@@ -59,7 +59,7 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
   const PackedRows x =
       pack_rows(pool, kernels, kernel_weights(gate, rounding).packing, args.x, scratch.packed);
 
-  const int64_t stride = packed_floats(kernels, down_packing, width);
+  const int64_t stride = packed_floats(down_packing, width);
   float* activated = scratch.activated.reserve(routed * stride);
   const std::vector<ExpertTask> up_tasks =
       cut(groups, width, 2 * matrix_bytes(gate.format, 1, gate.k), pool.threads(), kPackedColumns);

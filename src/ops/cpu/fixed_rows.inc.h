@@ -1,46 +1,5 @@
 // Rows in fixed point: what FixedGroup and Int8Group say, by the same bits on every instruction set.
 
-#if defined(__AMX_BF16__)
-constexpr bool kHasAmx = true;
-
-// With the digits as bfloat16 numbers that add up to q, as amx_tiles.inc.h multiplies them. A run is 32 of
-// them; for each two sets there is one of each set's lower digits and one of the highest digits of both (of
-// 8 bits only that).
-template <class Group>
-struct WithParts : Group {
-  static constexpr int kRuns = Group::kDigits;
-  uint16_t parts[Group::kSets / 2][kRuns][32];
-};
-
-template <class Group>
-NIBBLE_INLINE void store_parts(WithParts<Group>& out) {
-  // A digit times its power of two: a bfloat16 number in the upper half of each lane.
-  auto digit = [&](int set, int place) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(out.digits[set][Group::kDigits - 1 - place]);
-    return mul(to_float(load_bytes(bytes)), splat(static_cast<float>(1 << (8 * place))));
-  };
-  for (int set = 0; set < Group::kSets; set += 2) {
-    auto& runs = out.parts[set / 2];
-    constexpr int kTop = Group::kDigits - 1;
-    for (int i = 0; i < kTop; ++i) store_halves(runs[i], digit(set + i, 0), digit(set + i, 1));
-    store_halves(runs[kTop], digit(set, kTop), digit(set + 1, kTop));
-  }
-}
-#else
-constexpr bool kHasAmx = false;
-
-template <class Group>
-struct WithParts : Group {};
-template <class Group>
-NIBBLE_INLINE void store_parts(Group& /*out*/) {}
-#endif
-using FixedRow = WithParts<FixedGroup>;
-using Int8Row = WithParts<Int8Group>;
-
-// Floats of the packed form of kPackedColumns columns, by Packing.
-constexpr int64_t kGroupFloats[kPackings] = {kPackedColumns, sizeof(FixedRow) / sizeof(float),
-                                             sizeof(Int8Row) / sizeof(float), kPackedColumns / 2};
-
 // Makes of columns of at most 2^22 the numbers whose nearest integers are q.
 inline void scale_blocks(float* /*values*/, FixedGroup& /*out*/) {}
 inline void scale_blocks(float* values, Int8Group& out) {
@@ -110,7 +69,6 @@ void fixed_group(const float* x, int64_t columns, Group& out) {
       q = shift_right<8>(add(q, splat_int(128)));
     }
   }
-  store_parts(out);
 }
 
 template <class Group>
@@ -131,9 +89,9 @@ void pack(Packing packing, const float* x, int64_t k, float* packed) {
     case Packing::kPlain:
       return pack_plain(x, k, packed);
     case Packing::kFixed:
-      return pack_groups<FixedRow>(x, k, packed);
+      return pack_groups<FixedGroup>(x, k, packed);
     case Packing::kInt8:
-      return pack_groups<Int8Row>(x, k, packed);
+      return pack_groups<Int8Group>(x, k, packed);
     case Packing::kPairs:
       return pack_pairs(x, k, packed);
   }

@@ -57,7 +57,9 @@ struct Int8Group {
 };
 static_assert(sizeof(Int8Group) == 192);
 
-inline constexpr int kPackings = 4;
+// Floats of the packed form of kPackedColumns columns, by Packing.
+inline constexpr int64_t kPackedGroupFloats[] = {kPackedColumns, sizeof(FixedGroup) / sizeof(float),
+                                                 sizeof(Int8Group) / sizeof(float), kPackedColumns / 2};
 
 // Weights in tiles (weight_tiles.h): so many rows of a matrix side by side.
 inline constexpr int64_t kTileWeightRows = kLanes;
@@ -103,7 +105,7 @@ struct PackedRows {
   const float* x;
   const int32_t* index;
   int64_t rows;
-  int64_t stride;  // a multiple of Kernels::group_floats
+  int64_t stride;  // a multiple of kPackedGroupFloats
 };
 
 // out[r * out_stride + n] = x[r] . w[n], for n in [first, last); of tiles first is that of one.
@@ -183,7 +185,6 @@ struct PoolTask {
 // Every function of a row or an array gives for an element the same bits whatever n or the place in it.
 struct Kernels {
   const char* isa;
-  int64_t group_floats[kPackings];  // of the packed form of kPackedColumns columns, by Packing
   bool has_pairs;  // Packing::kPairs
   bool has_in_12;  // BF16 in 12 bits
   // k columns of a row, or of some groups of it.

@@ -30,7 +30,6 @@
 
 constexpr Kernels make_kernels(const char* isa) {
   return {.isa = isa,
-          .group_floats = {kGroupFloats[0], kGroupFloats[1], kGroupFloats[2], kGroupFloats[3]},
           .has_pairs = kHasPairs,
           .has_in_12 = kHasIn12,
           .pack = pack,

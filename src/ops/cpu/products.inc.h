@@ -60,7 +60,7 @@ void gate_up(const GateUpTask& task) {
         activate(task.activation, joined, other, columns, joined);
         pack(task.packing, joined, columns,
              task.out + (r + row) * task.out_stride +
-                 n / kPackedColumns * kGroupFloats[static_cast<int>(task.packing)]);
+                 n / kPackedColumns * kPackedGroupFloats[static_cast<int>(task.packing)]);
       }
     }
   }

@@ -63,7 +63,7 @@ Weights kernel_weights(const Matrix& matrix, Rounding rounding) {
 
 PackedRows pack_rows(ThreadPool& pool, const Kernels& kernels, Packing packing, Rows<const float> x,
                      Scratch& scratch) {
-  const int64_t stride = packed_floats(kernels, packing, x.cols);
+  const int64_t stride = packed_floats(packing, x.cols);
   float* packed = scratch.reserve(x.rows * stride);
   for_each(pool, x.rows, x.cols / 2,
            [&](int64_t t) { kernels.pack(packing, x.row(t), x.cols, packed + t * stride); });

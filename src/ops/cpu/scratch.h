@@ -47,8 +47,8 @@ void for_each(ThreadPool& pool, int64_t count, int64_t item_ns, const Body& body
 }
 
 // Floats of a packed row of k columns.
-inline int64_t packed_floats(const Kernels& kernels, Packing packing, int64_t k) {
-  return ceil_div(k, kPackedColumns) * kernels.group_floats[static_cast<int>(packing)];
+inline int64_t packed_floats(Packing packing, int64_t k) {
+  return ceil_div(k, kPackedColumns) * kPackedGroupFloats[static_cast<int>(packing)];
 }
 
 // Which activations a product rounds: BackendOptions::cpu_activations.

@@ -22,8 +22,6 @@ constexpr uint16_t kTwiceE2m1[16] = {0, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40C0, 
 constexpr uint16_t kInt4[16] = {0,      0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0,
                                 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80};
 
-constexpr int64_t kAmxRows = 6;  // from so many rows on amx_tiles.inc.h is faster
-
 struct Nvfp4Tile {
   static constexpr int64_t kColumns = 16, kScaleBytes = 1;
   static constexpr float kFactor = 0x1p7f;  // 2^8 for what load_scales_e4m3 gives, half for twice e2m1
@@ -161,15 +159,8 @@ void tile_rows(const Block& block, int64_t r, int64_t rows) {
   }
 }
 
-// amx_tiles.inc.h
 template <class Format, class Group>
-void amx_block(const Block& block);
-
-template <class Format, class Group>
-void tile_block_of(const Block& block) {
-  if constexpr (kHasAmx) {
-    if (block.rows >= kAmxRows) return amx_block<Format, Group>(block);
-  }
+void register_tiles(const Block& block) {
   // Row tiles of nearly equal height, as in the buffered path.
   const int64_t row_tiles = (block.rows + kFixedRows - 1) / kFixedRows;
   for (int64_t tile = 0; tile < row_tiles; ++tile) {
@@ -178,8 +169,32 @@ void tile_block_of(const Block& block) {
   }
 }
 
+#if defined(__AMX_BF16__)
+template <class Format, class Group>
+void amx_block(const Block& block);  // amx_tiles.inc.h
+
+template <class Format, class Group>
+void tile_block_of(const Block& block) {
+  // So many rows are faster there (measured), and so many more than a multiple of its 16.
+  constexpr bool kExact = Group::kDigits > 1, kWide = Format::kColumns > 16;
+  constexpr int64_t kFewest = kExact ? (kWide ? 4 : 7) : (kWide ? 7 : kLanes);
+  const int64_t more = block.rows % kLanes < kFewest ? block.rows % kLanes : 0, r = block.rows - more;
+  if (r > 0)
+    amx_block<Format, Group>(
+        {block.w, block.x, block.first, block.columns, block.first_row, r, block.out, block.out_stride});
+  if (more > 0)
+    register_tiles<Format, Group>({block.w, block.x, block.first, block.columns, block.first_row + r, more,
+                                   block.out + r * block.out_stride, block.out_stride});
+}
+#else
+template <class Format, class Group>
+void tile_block_of(const Block& block) {
+  register_tiles<Format, Group>(block);
+}
+#endif
+
 template <class Format>
 void tile_block(const Block& block) {
-  if (block.w.packing == Packing::kInt8) return tile_block_of<Format, Int8Row>(block);
-  tile_block_of<Format, FixedRow>(block);
+  if (block.w.packing == Packing::kInt8) return tile_block_of<Format, Int8Group>(block);
+  tile_block_of<Format, FixedGroup>(block);
 }

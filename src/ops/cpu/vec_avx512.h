@@ -145,12 +145,3 @@ NIBBLE_INLINE void store_bf16(float* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)));
 }
 #endif
-
-#if defined(__AMX_BF16__)
-// The upper halves of a, then those of b: of each 8 lanes 0 2 4 6 1 3 5 7.
-NIBBLE_INLINE void store_halves(uint16_t* p, Vec a, Vec b) {
-  const Ints order = _mm512_set_epi16(63, 59, 55, 51, 61, 57, 53, 49, 47, 43, 39, 35, 45, 41, 37, 33,  //
-                                      31, 27, 23, 19, 29, 25, 21, 17, 15, 11, 7, 3, 13, 9, 5, 1);
-  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(bits(a), order, bits(b)));
-}
-#endif
