@@ -13,12 +13,12 @@
 // a unit behind. Bound by: 48 cycles of TDPBF16PS a block and 16 rows (exact); of 8 bits 16 cycles of a store
 // and 26 of vectors, which share a port.
 //
-// Bytes: of 128 columns the weights once for each kBlockRows rows, into 32 KB (L2); a row tile's activations
+// Bytes: of 128 columns the weights once for each kBlockRows rows, into 64 KB (L2); a row tile's activations
 // once for each kAmxTiles weight tiles, into 12 KB (L1).
 #if defined(__AMX_BF16__)
 
 constexpr int kUnitBlocks = 2;
-constexpr int64_t kAmxTiles = 8;
+constexpr int64_t kAmxTiles = 16;
 
 template <class Format, class Group>
 struct AmxShape {

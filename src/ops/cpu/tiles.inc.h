@@ -175,10 +175,13 @@ void amx_block(const Block& block);  // amx_tiles.inc.h
 
 template <class Format, class Group>
 void tile_block_of(const Block& block) {
-  // So many rows are faster there (measured), and so many more than a multiple of its 16.
+  // So many rows are faster there (measured), and so many more than a multiple of its 16; of 8 bits, where
+  // vectors have most of the work, NVFP4 is so from two such tiles on.
   constexpr bool kExact = Group::kDigits > 1, kWide = Format::kColumns > 16;
   constexpr int64_t kFewest = kExact ? (kWide ? 4 : 7) : (kWide ? 7 : kLanes);
-  const int64_t more = block.rows % kLanes < kFewest ? block.rows % kLanes : 0, r = block.rows - more;
+  const bool all = kFewest == kLanes && block.rows < 2 * kLanes;
+  const int64_t past = all ? block.rows : block.rows % kLanes, more = past < kFewest || all ? past : 0;
+  const int64_t r = block.rows - more;
   if (r > 0)
     amx_block<Format, Group>(
         {block.w, block.x, block.first, block.columns, block.first_row, r, block.out, block.out_stride});
