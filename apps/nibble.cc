@@ -77,9 +77,10 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->capture_default_str()
       ->group("Machine");
   command
-      .add_option("--cpu-isa", o.cpu_isa,
-                  "Instruction set of the cpu backend (avx512_bf16, avx512_vnni, avx512, avx2, neon_dot, "
-                  "generic; default: the best here)")
+      .add_option(
+          "--cpu-isa", o.cpu_isa,
+          "Instruction set of the cpu backend (amx, avx512_bf16, avx512_vnni, avx512, avx2, neon_dot, "
+          "generic; default: the best here)")
       ->group("Machine");
   command
       .add_option("--tensor-cores", o.tensor_cores,
@@ -112,7 +113,7 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       .add_option(
           "--cpu-activations", o.cpu_activations,
           "Activations into products on the cpu: int8 rounds them to 8 bits for 4-bit weights and, by "
-          "avx512_bf16, to bfloat16 for BF16 weights (faster; its error is shown at start)")
+          "avx512_bf16 and amx, to bfloat16 for BF16 weights (faster; its error is shown at start)")
       ->check(CLI::IsMember({"exact", "int8"}))
       ->capture_default_str()
       ->group("Arithmetic");

@@ -12,12 +12,12 @@ namespace nibble {
 
 struct BackendOptions {
   int threads = 0;  // 0: one for each physical core that this process may use
-  // Kernels of the cpu backend: "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_dot", "generic"; "":
-  // the best here.
+  // Kernels of the cpu backend: "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon_dot", "generic";
+  // "": the best here.
   std::string cpu_isa;
   // What products on the cpu backend take of activations: "exact" as docs/numerics.md says; "int8" 8 bits
-  // with a scale for 32 columns where the weights are 4-bit ones in tiles and, by avx512_bf16, bfloat16 where
-  // they are BF16. An error on other devices.
+  // with a scale for 32 columns where the weights are 4-bit ones in tiles and, by avx512_bf16 and amx,
+  // bfloat16 where they are BF16. An error on other devices.
   std::string cpu_activations = "exact";
   // Whether the cuda backend multiplies BF16, NVFP4 and MXFP4 weights on tensor cores: "on" (an error for
   // experts that it cannot), "off", "": where it can. The sums differ in their last bits, so this never

@@ -16,7 +16,8 @@ class Int8Activations : public OnEveryBackend {
     return out;
   }
   static bool rounds(MatrixFormat format, int64_t k) {
-    if (format == MatrixFormat::kBF16) return GetParam().variant == "avx512_bf16" && k % 2 == 0;
+    if (format == MatrixFormat::kBF16)
+      return (GetParam().variant == "avx512_bf16" || GetParam().variant == "amx") && k % 2 == 0;
     return cpu::tile_format(format).has_value();
   }
   // What is taken from each column of a row at most.

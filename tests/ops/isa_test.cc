@@ -128,6 +128,39 @@ TEST(Isa, WeightsInTilesGiveTheSameBitsOnAll) {
   }
 }
 
+// Rows are cut into tiles of other heights for each number of them, and by other kernels where they are many.
+TEST(Isa, WeightsInTilesGiveTheSameBitsForAnyNumberOfRows) {
+  Random random(55);
+  using enum MatrixFormat;
+  constexpr int64_t kRows = 131, kN = 146, kK = 352;
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4}) {
+    TestMatrix w(random, format, kN, kK, 0.3f);
+    RowsBuffer x = RowsBuffer::random(random, kRows, kK);
+    for (int64_t i = 0; i < kK; ++i) x.view().row(3)[i] *= std::exp2(static_cast<float>(i % 60) - 30);
+    x.view().row(5)[kK - 1] = INFINITY;
+    x.view().row(130)[7] = kNaN;
+    for (const char* activations : {"exact", "int8"}) {
+      RowsBuffer wanted(kRows, kN);
+      make_ops({"cpu", "generic", activations})->linear(x.view(), w.matrix, wanted.view());
+      for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
+        const std::unique_ptr<OnHostData> ops = make_ops({"cpu", kernels->isa, activations});
+        for (int64_t rows = 1; rows <= kRows; rows += rows < 50 ? 1 : 27) {
+          RowsBuffer out(rows, kN);
+          ops->linear({x.view().data, rows, kK, x.view().stride}, w.matrix, out.view());
+          for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t n = 0; n < kN; ++n) {
+              const float found = out.read().row(r)[n], right = wanted.read().row(r)[n];
+              ASSERT_TRUE(same_bits(&found, &right, 1) || (std::isnan(found) && std::isnan(right)))
+                  << kernels->isa << ", " << matrix_format_name(format) << ", " << activations << ", " << rows
+                  << " rows: " << r << ", " << n << ": " << found << " and " << right;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // The same on other machines: what one of each kind gave (x86-64 and aarch64), from data that every one draws
 // alike.
 TEST(Isa, WeightsInTilesGiveTheSameBitsOnEveryMachine) {

@@ -97,7 +97,7 @@ class CpuOps final : public Ops {
       const int64_t n = p.weight.n;
       const int64_t each =
           cpu::weight_rows_per_task(n, total_rows, matrix_bytes(p.weight.format, 1, p.weight.k), x.rows,
-                                    pool_.threads(), cpu::kTileWeightRows);
+                                    pool_.threads(), 2 * cpu::kTileWeightRows);
       for (int64_t first = 0; first < n; first += each)
         linear_tasks_.push_back({&p, first, std::min(n, first + each)});
     }

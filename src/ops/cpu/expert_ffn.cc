@@ -81,7 +81,7 @@ void fused_expert_ffn(ThreadPool& pool, const Kernels& kernels, const ExpertFfnA
 
   Rows<float> down_rows = args.scratch.down;
   const std::vector<ExpertTask> down_tasks =
-      cut(groups, model, matrix_bytes(down.format, 1, down.k), pool.threads(), kTileWeightRows);
+      cut(groups, model, matrix_bytes(down.format, 1, down.k), pool.threads(), 2 * kTileWeightRows);
   pool.parallel_for(static_cast<int64_t>(down_tasks.size()), [&](int64_t i) {
     const ExpertTask& task = down_tasks[static_cast<size_t>(i)];
     const ExpertWeights& w = expert(task.expert);

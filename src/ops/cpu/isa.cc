@@ -2,6 +2,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -26,11 +30,28 @@ bool machine_has_avx512() {
 }
 bool machine_has_avx512_vnni() { return machine_has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool machine_has_avx512_bf16() { return machine_has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// The kernel keeps the tiles' 8 KB of a process that asks for them; threads that begin later have them too.
+bool asks_for_amx() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM)
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+bool machine_has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!machine_has_avx512_bf16() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  static const bool permitted = asks_for_amx();
+  return (edx & kAll) == kAll && permitted;
+}
 #else
 bool machine_has_avx2() { return false; }
 bool machine_has_avx512() { return false; }
 bool machine_has_avx512_vnni() { return false; }
 bool machine_has_avx512_bf16() { return false; }
+bool machine_has_amx() { return false; }
 #endif
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -43,6 +64,7 @@ bool machine_has_neon_dot() { return false; }
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> usable;
+  if (kernels_amx() != nullptr && machine_has_amx()) usable.push_back(kernels_amx());
   if (kernels_avx512_bf16() != nullptr && machine_has_avx512_bf16()) usable.push_back(kernels_avx512_bf16());
   if (kernels_avx512_vnni() != nullptr && machine_has_avx512_vnni()) usable.push_back(kernels_avx512_vnni());
   if (kernels_avx512() != nullptr && machine_has_avx512()) usable.push_back(kernels_avx512());

@@ -228,6 +228,7 @@ const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512_vnni();
 const Kernels* kernels_avx512_bf16();
+const Kernels* kernels_amx();
 const Kernels* kernels_neon_dot();
 
 }  // namespace nibble::cpu

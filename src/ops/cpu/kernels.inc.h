@@ -19,6 +19,8 @@
 #include "ops/cpu/bf16_in_12.inc.h"
 // (4-bit weights in tiles)
 #include "ops/cpu/tiles.inc.h"
+// (by many rows, on machines with AMX)
+#include "ops/cpu/amx_tiles.inc.h"
 // (all of them)
 #include "ops/cpu/products.inc.h"
 // (attention)

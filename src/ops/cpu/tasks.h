@@ -20,7 +20,7 @@ inline int64_t items_per_task(int64_t count, int64_t item_ns, int threads) {
 
 // Weight rows (of n, with `row_bytes` each, in all `total_rows` such rows in the loop) that make one task of
 // a product with `rows` activation rows: at most 256 KB of weights, four tasks a thread where that leaves
-// each worth its kTask_ns, a multiple of `unit`.
+// each worth its kTask_ns, a multiple of `unit` (an even number of tiles, which AMX takes in pairs).
 inline int64_t weight_rows_per_task(int64_t n, int64_t total_rows, int64_t row_bytes, int64_t rows,
                                     int threads, int64_t unit) {
   // One core: about 20 GB/s of weights or, with many rows, a column of 1000 bytes times a row in 40 ns.

@@ -16,11 +16,18 @@
 // Bytes: the weights once for each kFixedRows rows, the rows once for each tile. A task's weights and the
 // rows of a register tile fit in L2 together.
 
+// Codes as bfloat16 numbers.
+constexpr uint16_t kTwiceE2m1[16] = {0, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40C0, 0x4100, 0x4140,
+                                     0, 0xBF80, 0xC000, 0xC040, 0xC080, 0xC0C0, 0xC100, 0xC140};
+constexpr uint16_t kInt4[16] = {0,      0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0,
+                                0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80};
+
 struct Nvfp4Tile {
   static constexpr int64_t kColumns = 16, kScaleBytes = 1;
   static constexpr float kFactor = 0x1p7f;  // 2^8 for what load_scales_e4m3 gives, half for twice e2m1
   static Vec scales(const uint8_t* p) { return load_scales_e4m3(p); }
   static Ints values(Ints nibbles) { return e2m1_bytes(nibbles); }
+  static const uint16_t* bf16() { return kTwiceE2m1; }
 };
 struct Mxfp4Tile {
   static constexpr int64_t kColumns = 32, kScaleBytes = 1;
@@ -33,12 +40,14 @@ struct Mxfp4Tile {
     return mul(at_least(0x1p-127f, scales), splat(0x1p-22f));
   }
   static Ints values(Ints nibbles) { return e2m1_bytes(nibbles); }
+  static const uint16_t* bf16() { return kTwiceE2m1; }
 };
 struct Q4Tile {
   static constexpr int64_t kColumns = 32, kScaleBytes = 2;
   static constexpr float kFactor = 1.0f;
   static Vec scales(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
   static Ints values(Ints nibbles) { return int4_bytes(nibbles); }
+  static const uint16_t* bf16() { return kInt4; }
 };
 
 // The integer sums of the block that begins with `set` of x.
@@ -151,7 +160,7 @@ void tile_rows(const Block& block, int64_t r, int64_t rows) {
 }
 
 template <class Format, class Group>
-void tile_block_of(const Block& block) {
+void register_tiles(const Block& block) {
   // Row tiles of nearly equal height, as in the buffered path.
   const int64_t row_tiles = (block.rows + kFixedRows - 1) / kFixedRows;
   for (int64_t tile = 0; tile < row_tiles; ++tile) {
@@ -159,6 +168,33 @@ void tile_block_of(const Block& block) {
     tile_rows<Format, Group, kFixedRows>(block, r, next - r);
   }
 }
+
+#if defined(__AMX_BF16__)
+template <class Format, class Group>
+void amx_block(const Block& block);  // amx_tiles.inc.h
+
+template <class Format, class Group>
+void tile_block_of(const Block& block) {
+  // So many rows are faster there (measured), and so many more than a multiple of its 16; of 8 bits, where
+  // vectors have most of the work, NVFP4 is so from two such tiles on.
+  constexpr bool kExact = Group::kDigits > 1, kWide = Format::kColumns > 16;
+  constexpr int64_t kFewest = kExact ? (kWide ? 4 : 7) : (kWide ? 7 : kLanes);
+  const bool all = kFewest == kLanes && block.rows < 2 * kLanes;
+  const int64_t past = all ? block.rows : block.rows % kLanes, more = past < kFewest || all ? past : 0;
+  const int64_t r = block.rows - more;
+  if (r > 0)
+    amx_block<Format, Group>(
+        {block.w, block.x, block.first, block.columns, block.first_row, r, block.out, block.out_stride});
+  if (more > 0)
+    register_tiles<Format, Group>({block.w, block.x, block.first, block.columns, block.first_row + r, more,
+                                   block.out + r * block.out_stride, block.out_stride});
+}
+#else
+template <class Format, class Group>
+void tile_block_of(const Block& block) {
+  register_tiles<Format, Group>(block);
+}
+#endif
 
 template <class Format>
 void tile_block(const Block& block) {
