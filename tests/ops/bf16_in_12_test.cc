@@ -155,7 +155,7 @@ std::vector<Case> cases() {
   }
   return out;
 }
-bool is_in_12(const Case& c) { return c.isa.starts_with("avx512"); }
+bool is_in_12(const Case& c) { return c.isa.starts_with("avx512") || c.isa == "amx"; }
 
 // The same products over the bytes as they lie.
 void expect_bits_of_plain(const Case& c, const Matrix& w, Rows<const float> x, bool wants_12,
