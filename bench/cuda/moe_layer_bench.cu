@@ -68,6 +68,7 @@ void report(bool ok, const std::string& what) {
 void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool one_expert = false) {
   std::mt19937 random(seed);
   Layer layer(s, seed);
+  s = layer.shape;
   std::vector<int32_t> ids(static_cast<size_t>(tokens) * s.chosen, 1);
   Step step = make_step(s, tokens, random, one_expert ? &ids : nullptr);
   const Room room(s, tokens);

@@ -13,7 +13,7 @@ namespace nibble {
 
 struct SchedulerOptions {
   int64_t max_sequences = 1;    // running at once
-  int64_t max_rows = 256;       // of a step
+  int64_t max_rows = 512;       // of a step
   int64_t prefill_chunk = 512;  // rows of one prompt in a step
 };
 

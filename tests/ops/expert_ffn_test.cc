@@ -258,7 +258,7 @@ TEST_P(ExpertFfn, BiasesAndActivations) {
   for (auto [up, down] : {std::pair{kMxfp4, kMxfp4}, {kBF16, kQ4}, {kGgufQ4_0, kF32}}) {
     for (ActivationSpec activation : {ActivationSpec{}, ActivationSpec{ActivationSpec::kSiluClamped, 0.5f},
                                       ActivationSpec{ActivationSpec::kGptOss, 0.7f}}) {
-      for (Shape shape : {Shape{9, 3, 96, 160, 2}, Shape{8, 4, 160, 96, 33}}) {
+      for (Shape shape : {Shape{9, 3, 96, 160, 2}, Shape{8, 4, 160, 96, 33}, Shape{8, 4, 96, 160, 80}}) {
         Layer layer(random, shape, up, down);
         layer.activation = activation;
         RowsBuffer without = expert_ffn(*ops_, layer);

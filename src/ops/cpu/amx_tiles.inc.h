@@ -2,9 +2,9 @@
 //
 // A weight (twice e2m1, or int4) is a bfloat16 number, and so is each digit of a row times its power of two.
 // TDPBF16PS adds the products of up to 32 columns to each other, and the result to a sum of before. Of the
-// columns under one scale those of the two lower digits come first (below 32 x 12 x 2^15 < 2^24), then those
-// of the highest (multiples of 2^16 below 2^31): all is exact but the last addition, which rounds once, to
-// the nearest. That is the float of the exact integer sum. What is left for vectors is a product and a sum
+// columns under one scale those of the two lower digits come first (at most 32 x 12 x 32896 < 2^24), then
+// those of the highest (multiples of 2^16 below 2^31): all is exact but the last addition, which rounds once,
+// to the nearest. That is the float of the exact integer sum. What is left for vectors is a product and a sum
 // for each block and row.
 //
 // A unit of work is two blocks of two weight tiles and a row tile of up to 16 activation rows. Registers (to
@@ -15,7 +15,7 @@
 //
 // Bytes: of 128 columns the weights once for each kBlockRows rows, into 64 KB (L2); a row tile's activations
 // once for each kAmxTiles weight tiles, into 12 KB (L1).
-#if defined(__AMX_BF16__)
+#if defined(NIBBLE_AMX)
 
 constexpr int kUnitBlocks = 2;
 constexpr int64_t kAmxTiles = 16;

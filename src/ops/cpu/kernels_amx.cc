@@ -10,6 +10,12 @@
 #endif
 #include <immintrin.h>
 
+// Clang before 16 has a name of its own.
+#if !defined(__AMX_BF16__) && !defined(__AMXBF16__)
+#error "kernels_amx.cc is compiled without AMX"
+#endif
+#define NIBBLE_AMX
+
 namespace nibble::cpu {
 namespace {
 #include "ops/cpu/vec_avx512.h"

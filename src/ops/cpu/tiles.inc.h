@@ -169,7 +169,7 @@ void register_tiles(const Block& block) {
   }
 }
 
-#if defined(__AMX_BF16__)
+#if defined(NIBBLE_AMX)
 template <class Format, class Group>
 void amx_block(const Block& block);  // amx_tiles.inc.h
 

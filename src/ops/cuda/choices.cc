@@ -56,8 +56,8 @@ std::string experts(MatrixFormat format, const Device& device) {
              roomy ? fmt::format("up to {} rows are routed and grouped in the same launch", kFewTokens)
                    : "too little for routing and grouping few rows in the same launch") +
          (has_wgmma(format)
-              ? fmt::format("; wgmma for steps of more than {} rows with more than {} an expert", kMostJoined,
-                            kMaxRows)
+              ? fmt::format("; wgmma for steps of more than {} rows with more than {} an expert on average",
+                            kMostJoined, kMaxRows)
               : "");
 }
 

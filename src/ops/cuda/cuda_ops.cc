@@ -53,7 +53,9 @@ class CudaOps final : public Ops {
   std::vector<std::string> choices() const override {
     return cuda::choices(device_, options_.tensor_cores, options_.graphs);
   }
-  int64_t working_bytes(const StepShape& largest) const override { return cuda::working_bytes(largest); }
+  int64_t working_bytes(const StepShape& largest) const override {
+    return cuda::working_bytes(largest, has_many_experts_);
+  }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights(MatrixFormat /*format*/) const override { return true; }
   Result<double> read_bandwidth() override {
@@ -292,6 +294,7 @@ class CudaOps final : public Ops {
                          const SharedExpert* shared, bool joins) {
     cuda::MoeShape shape = *experts.tensor;
     shape.chosen = static_cast<int>(args.ids.cols);
+    if (has_many_experts_) shape = cuda::with_many(shape);
     const int tokens = static_cast<int>(args.ids.rows);
     const Rows<float>& out = args.sum();
     cuda::SharedDown shared_down;
@@ -423,6 +426,7 @@ class CudaOps final : public Ops {
 
   cuda::Device device_;
   CudaOptions options_;
+  const bool has_many_experts_ = options_.tensor_cores != "off" && cuda::has_many_kernels();
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};
   cuda::CudaWeights weights_;

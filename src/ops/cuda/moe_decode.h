@@ -1,6 +1,6 @@
-// Routed experts in NVFP4 or MXFP4 on the tensor cores, for few rows an expert: one persistent kernel from
-// the normed input to the combined output. Up to kFewTokens rows it routes and groups itself; before more of
-// them runs one small kernel that does it.
+// Routed experts in NVFP4 or MXFP4 on the tensor cores. For few rows an expert: one persistent kernel from
+// the normed input to the combined output; up to kFewTokens rows it routes and groups itself, before more of
+// them runs one small kernel that does it. For many rows an expert: moe_many.h.
 //
 // Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum
 // of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
@@ -13,6 +13,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <climits>
 #include <cstdint>
 
 #include "ops/activation.h"
@@ -44,12 +45,20 @@ struct MoeShape {
   int experts = 0, chosen = 0;
   int model = 0, width = 0;  // D, I
   int block = 16;            // columns of a block scale: 16 is NVFP4 (e4m3), 32 is MXFP4 (e8m0)
+  int most_few = INT_MAX;    // tokens; more of them, and experts have many rows each (with_many())
 
   NIBBLE_HOST_DEVICE int model_chunks() const { return (model + 127) / 128; }
   NIBBLE_HOST_DEVICE int width_chunks() const { return (width + 127) / 128; }
   int64_t gate_up_bytes() const;  // of one expert, repacked
   int64_t down_bytes() const;
 };
+
+// Whether this build and device have kernels for many rows an expert.
+bool has_many_kernels();
+// The shape for a device that has them: one pass of the kernel for few rows is enough for an even choice of
+// up to most_few tokens, and two of it take longer than one of that for many
+// (docs/lab/2026-11-30-experts-on-the-gpu.md).
+MoeShape with_many(MoeShape shape);
 
 // An expert that every row goes through, from what its gate and up gave on: the activation, into gate, and
 // the last product, which is added behind the sum of the routed ones. width 0: there is none.

@@ -194,7 +194,7 @@ int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens) {
 
 int64_t moe_decode_handed(const MoeShape& shape, int tokens) {
   // Steps with more tokens hand on the ids alone.
-  return handed_at(nullptr, shape, std::min(tokens, most_few_tokens(shape))).words +
+  return handed_at(nullptr, shape, std::min(tokens, shape.most_few)).words +
          static_cast<int64_t>(tokens) * shape.chosen;
 }
 

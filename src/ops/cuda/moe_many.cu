@@ -8,7 +8,6 @@
 // The order of a sum is that of moe_layer.cuh: K in up to eight parts (Split), each from 0, the products of a
 // row's high and of its low parts apart; then high + low of the first part, of the second, ...
 #include <algorithm>
-#include <limits>
 
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/launch.cuh"
@@ -333,16 +332,20 @@ cudaError_t launch(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t 
 
 }  // namespace
 
-int most_few_tokens([[maybe_unused]] const MoeShape& shape) {
+bool has_many_kernels() {
 #ifdef NIBBLE_SM90A
   int device = 0, major = 0;
-  if (cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-      major == 9) {
-    return std::max(kMostJoined, kMaxRows * shape.experts / shape.chosen);
-  }
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major == 9;
+#else
+  return false;
 #endif
-  return std::numeric_limits<int>::max();
+}
+
+MoeShape with_many(MoeShape shape) {
+  shape.most_few = std::max(kMostJoined, kMaxRows * shape.experts / shape.chosen);
+  return shape;
 }
 
 cudaError_t moe_many(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {

@@ -16,10 +16,7 @@ inline constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert
 // columns of a step as in linear_tiles.cuh.
 inline constexpr int kManyRows = 32, kManyRowBytes = 512;
 inline constexpr int kMostJoined = 64;  // tokens whose shared expert can_join_experts()
-// Of so many tokens experts have few rows each: one pass of the kernel for few is enough for an even choice,
-// and two of it take longer than one of that for many (docs/lab/2026-11-30-experts-on-the-gpu.md).
-int most_few_tokens(const MoeShape& shape);
-inline bool uses_many(const MoeShape& shape, int tokens) { return tokens > most_few_tokens(shape); }
+inline bool uses_many(const MoeShape& shape, int tokens) { return tokens > shape.most_few; }
 NIBBLE_HOST_DEVICE inline int many_rows_of(int count) {
   return count <= 8 ? 8 : count <= 16 ? 16 : kManyRows;
 }

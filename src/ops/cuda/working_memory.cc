@@ -15,7 +15,7 @@ Rows<T> shape(int64_t rows, int64_t cols) {
 
 }  // namespace
 
-int64_t working_bytes(const StepShape& step) {
+int64_t working_bytes(const StepShape& step, bool many_experts) {
   if (step.rows == 0) return 0;
   // One operation's working memory is another's behind it, and so with the words that are handed on.
   int64_t scratch = 0, handed = 0;
@@ -43,10 +43,11 @@ int64_t working_bytes(const StepShape& step) {
       scratch_of(tile_linear_workspace_bytes(tile_kind({.format = info.format}), step.rows, step.widest), 1);
   }
   for (const StepShape::Experts& e : step.experts) {
-    const MoeShape moe = {.experts = static_cast<int>(e.count),
-                          .chosen = static_cast<int>(e.chosen),
-                          .model = static_cast<int>(e.model),
-                          .width = static_cast<int>(e.width)};
+    MoeShape moe = {.experts = static_cast<int>(e.count),
+                    .chosen = static_cast<int>(e.chosen),
+                    .model = static_cast<int>(e.model),
+                    .width = static_cast<int>(e.width)};
+    if (many_experts) moe = with_many(moe);
     const int tokens = static_cast<int>(step.rows);
     scratch_of(moe_decode_workspace_bytes(moe, tokens), 1);
     scratch_of(kWordsOfRoutedRow * step.rows * e.chosen, sizeof(int32_t));
