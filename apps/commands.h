@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/scheduler.h"
 #include "ops/backend.h"
 
 namespace nibble {
@@ -22,9 +23,9 @@ struct ModelOptions {
   bool cuda_graphs = true;                // --no-cuda-graphs
   int threads = 0;                        // -t; 0: one for each physical core that this process may use
   int64_t context = 0;                    // -c; 0: the model's own, at most EngineOptions::kDefaultContext
-  int64_t prefill_chunk = 512;            // --prefill-chunk
-  std::string moe_arith = "w4a16";        // --moe-arith: w4a16, w4a4
-  std::string act_scale;                  // --act-scale: row, static, unit; empty: row
+  int64_t prefill_chunk = kDefaultPrefillChunk;  // --prefill-chunk
+  std::string moe_arith = "w4a16";               // --moe-arith: w4a16, w4a4
+  std::string act_scale;                         // --act-scale: row, static, unit; empty: row
 };
 
 BackendOptions backend_options(const ModelOptions& options);

@@ -52,7 +52,7 @@ struct Layer {
   std::vector<PackedExpert> packed;
   PackedExpert* table = nullptr;
 
-  Layer(MoeShape s, uint64_t seed) : shape(has_many_kernels() ? with_many(s) : s) {
+  Layer(MoeShape s, uint64_t seed) : shape(has_wgmma() ? with_many(s) : s) {
     auto matrix = [&](int64_t n, int64_t k) {
       uint8_t *codes = device<uint8_t>(n * k / 2), *scales = device<uint8_t>(n * k / s.block);
       fill_codes<<<1024, 256>>>(codes, n * k / 2, seed += 1ull << 40);

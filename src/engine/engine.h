@@ -27,10 +27,10 @@ struct EngineOptions {
   std::string model;           // see ModelSource::open
   std::string device = "cpu";  // one of backend_names()
   BackendOptions backend;
-  int64_t context = 0;          // tokens of one sequence; 0: the model's own, at most kDefaultContext
-  int64_t parallel = 1;         // sequences that run at once
-  int64_t prefill_chunk = 512;  // prompt tokens of one sequence in a step
-  std::string chat_template;    // a file to take instead of the model's own template
+  int64_t context = 0;   // tokens of one sequence; 0: the model's own, at most kDefaultContext
+  int64_t parallel = 1;  // sequences that run at once
+  int64_t prefill_chunk = kDefaultPrefillChunk;  // prompt tokens of one sequence in a step
+  std::string chat_template;                     // a file to take instead of the model's own template
   ExpertArithmetic arithmetic = {};
 
   static constexpr int64_t kDefaultContext = 8192;  // float32 KV of more is a surprise on a small machine

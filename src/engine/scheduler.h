@@ -11,10 +11,14 @@
 
 namespace nibble {
 
+// Larger ones are faster, since each expert's weights are read once for more rows, and take more memory:
+// docs/lab/2026-11-30-experts-on-the-gpu.md.
+inline constexpr int64_t kDefaultPrefillChunk = 512;
+
 struct SchedulerOptions {
-  int64_t max_sequences = 1;    // running at once
-  int64_t max_rows = 512;       // of a step
-  int64_t prefill_chunk = 512;  // rows of one prompt in a step
+  int64_t max_sequences = 1;                     // running at once
+  int64_t max_rows = kDefaultPrefillChunk;       // of a step
+  int64_t prefill_chunk = kDefaultPrefillChunk;  // rows of one prompt in a step
 };
 
 class Scheduler {

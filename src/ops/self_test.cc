@@ -140,7 +140,9 @@ Status self_test(Ops& ops) {
       matrices.push_back(make_matrix(format, kWidth, kExpertWidth, numbers));
     }
     const bool many = format == kNvfp4 || format == kMxfp4;
-    const auto tokens = static_cast<size_t>(many ? kManyTokens : kTokens);
+    const std::vector<size_t> steps =
+        many ? std::vector<size_t>{kManyTokens, kTokens} : std::vector<size_t>{kTokens};
+    const size_t tokens = steps.front();  // of the others the first
     std::vector<float> x(tokens * kWidth), weights(tokens * kChosen);
     for (float& value : x) value = numbers.next();
     for (float& value : weights) value = numbers.next();
@@ -150,7 +152,7 @@ Status self_test(Ops& ops) {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> wanted, run(*reference, matrices, x, ids, weights));
     double largest = 0, worst = 0;
     for (float value : wanted) largest = std::max(largest, std::fabs(static_cast<double>(value)));
-    for (size_t first = tokens; first > 0; first = first > kTokens ? kTokens : 0) {  // rows in a step
+    for (size_t first : steps) {
       x.resize(first * kWidth), ids.resize(first * kChosen), weights.resize(first * kChosen);
       NIBBLE_ASSIGN_OR_RETURN(std::vector<float> found, run(ops, matrices, x, ids, weights));
       for (size_t i = 0; i < found.size(); ++i) {

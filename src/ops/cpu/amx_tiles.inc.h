@@ -261,7 +261,7 @@ void amx_block(const Block& block) {
   configure_amx(static_cast<int>(tile_rows), Shape::kPairs);
   for (int64_t n = 0; n < block.columns; n += kAmxTiles * kLanes) {
     const int64_t tiles = (smaller(kAmxTiles * kLanes, block.columns - n) + kLanes - 1) / kLanes;
-    for (int64_t tile = 0; tile < kAmxTiles; ++tile)
+    for (int64_t tile = 0; tile < tiles + tiles % 2; ++tile)
       __builtin_memset(buffers.sums[tile], 0, static_cast<uint64_t>(rows) * sizeof(*buffers.sums[tile]));
     typename Units::Unit behind = Units::nothing(buffers);
     for (int64_t at = 0; at < block.w.k; at += kPackedColumns) {

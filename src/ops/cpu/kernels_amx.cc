@@ -1,5 +1,5 @@
-// The kernels for AVX-512 with VNNI and BF16, and AMX with its tiles of bytes and of bfloat16. Only what
-// kernels.h says may be included here: see its ODR note.
+// The kernels for AVX-512 with VNNI and BF16, and AMX with its tiles of bfloat16. Only what kernels.h
+// says may be included here: see its ODR note.
 #include "ops/cpu/kernels.h"
 
 #if defined(__x86_64__)

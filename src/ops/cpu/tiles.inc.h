@@ -179,9 +179,10 @@ void tile_block_of(const Block& block) {
   // vectors have most of the work, NVFP4 is so from two such tiles on.
   constexpr bool kExact = Group::kDigits > 1, kWide = Format::kColumns > 16;
   constexpr int64_t kFewest = kExact ? (kWide ? 4 : 7) : (kWide ? 7 : kLanes);
-  const bool all = kFewest == kLanes && block.rows < 2 * kLanes;
-  const int64_t past = all ? block.rows : block.rows % kLanes, more = past < kFewest || all ? past : 0;
-  const int64_t r = block.rows - more;
+  constexpr int64_t kFewestInAll = kFewest < kLanes ? kFewest : 2 * kLanes;
+  const int64_t past = block.rows % kLanes;
+  const int64_t r = block.rows < kFewestInAll ? 0 : past < kFewest ? block.rows - past : block.rows;
+  const int64_t more = block.rows - r;
   if (r > 0)
     amx_block<Format, Group>(
         {block.w, block.x, block.first, block.columns, block.first_row, r, block.out, block.out_stride});

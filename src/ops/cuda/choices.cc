@@ -24,17 +24,11 @@ std::string rows_where(const std::function<bool(int64_t)>& holds) {
   return last < kMost ? fmt::format("{} to {} rows", first, last) : fmt::format("{} rows and more", first);
 }
 
-// More than few rows are prepared by that kernel alone.
-bool has_wgmma(MatrixFormat format) {
-  const TileKind kind = tile_kind({.format = format});
-  return can_prepare(kind, few_rows(kind) + 1, kChunkColumns);
-}
-
 std::string products(MatrixFormat format) {
   const int64_t few = few_rows(tile_kind({.format = format}));
   std::string name(matrix_format_name(format));
   if (format == MatrixFormat::kBF16) name += " (kept in 12 bits without loss, where their exponents allow)";
-  if (!has_wgmma(format)) {
+  if (!has_wgmma()) {
     return fmt::format(
         "products with {}: tensor cores, mma.sync for any number of rows (no wgmma in this build for this "
         "device)",
@@ -55,7 +49,7 @@ std::string experts(MatrixFormat format, const Device& device) {
              device.shared_bytes >> 10,
              roomy ? fmt::format("up to {} rows are routed and grouped in the same launch", kFewTokens)
                    : "too little for routing and grouping few rows in the same launch") +
-         (has_wgmma(format)
+         (has_wgmma()
               ? fmt::format("; wgmma for steps of more than {} rows with more than {} an expert on average",
                             kMostJoined, kMaxRows)
               : "");

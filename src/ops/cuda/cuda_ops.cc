@@ -426,7 +426,7 @@ class CudaOps final : public Ops {
 
   cuda::Device device_;
   CudaOptions options_;
-  const bool has_many_experts_ = options_.tensor_cores != "off" && cuda::has_many_kernels();
+  const bool has_many_experts_ = options_.tensor_cores != "off" && cuda::has_wgmma();
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};
   cuda::CudaWeights weights_;

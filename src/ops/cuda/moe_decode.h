@@ -53,11 +53,9 @@ struct MoeShape {
   int64_t down_bytes() const;
 };
 
-// Whether this build and device have kernels for many rows an expert.
-bool has_many_kernels();
-// The shape for a device that has them: one pass of the kernel for few rows is enough for an even choice of
-// up to most_few tokens, and two of it take longer than one of that for many
-// (docs/lab/2026-11-30-experts-on-the-gpu.md).
+// The shape where has_wgmma(), which kernels for many rows an expert take: one pass of the kernel for few
+// rows is enough for an even choice of up to most_few tokens, and two of it take longer than one of that for
+// many (docs/lab/2026-11-30-experts-on-the-gpu.md).
 MoeShape with_many(MoeShape shape);
 
 // An expert that every row goes through, from what its gate and up gave on: the activation, into gate, and

@@ -141,17 +141,10 @@ __device__ inline void finish_many(const MoeDecodeArgs& a, const Workspace& w, c
   }
 }
 
-// A ring as those who multiply see it.
-struct ManyRing {
-  uint64_t *full, *empty;
-  int stage = 0;
-  uint32_t parity = 0;
-};
-
 // By a warp, of a warpgroup that has four pairs.
 template <TileKind kKind, bool kDown, int kRows>
 __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w, const ManyTask& task,
-                                     const uint8_t* shared, ManyRing& ring) {
+                                     const uint8_t* shared, Ring<kManyStages>& ring) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using T = Tiles<kKind>;
   using L = ManyLayout<kKind>;
@@ -167,8 +160,8 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
     uint32_t add = 0;
     int chunk = part;
     do {  // every part has some
-      barrier_wait(ring.full + ring.stage, ring.parity);
-      const uint8_t* const stage = shared + ring.stage * L::kStageBytes;
+      ring.wait_full();
+      const uint8_t* const stage = shared + ring.place * L::kStageBytes;
       const uint64_t rows = operand(stage + L::kWeightBytes, 2 * kRows * 16, 128);
       const Codes codes = load_codes<T::kBlock>(stage + warp * T::kBytes);
       const Scales scales = scales_of<T::kBlock>(codes);
@@ -192,8 +185,8 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
       // A branch between products would make them wait for each other, so this one is given back late.
       if (previous >= 0) warp_arrive(ring.empty + previous);
       add = 1;
-      previous = ring.stage;
-      if (++ring.stage == kManyStages) ring.stage = 0, ring.parity ^= 1;
+      previous = ring.place;
+      ring.advance();
     } while ((chunk += k.parts) < k.chunks);
     wgmma_wait<0>();
 #pragma unroll
@@ -268,7 +261,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     __syncwarp();
   } else {
     more_registers<216>();
-    ManyRing ring{full, empty};
+    Ring<kManyStages> ring{full, empty};
     ManyTask next = tasks.at(a, w, static_cast<int>(blockIdx.x));
     for (int i = static_cast<int>(blockIdx.x); i < tasks.all; i += static_cast<int>(gridDim.x)) {
       const ManyTask task = next;
@@ -331,17 +324,6 @@ cudaError_t launch(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t 
 }
 
 }  // namespace
-
-bool has_many_kernels() {
-#ifdef NIBBLE_SM90A
-  int device = 0, major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         major == 9;
-#else
-  return false;
-#endif
-}
 
 MoeShape with_many(MoeShape shape) {
   shape.most_few = std::max(kMostJoined, kMaxRows * shape.experts / shape.chosen);

@@ -254,17 +254,19 @@ cudaError_t launch(const TileLinear& args, cudaStream_t stream) {
 
 }  // namespace
 
-// Whether so many rows are done by tile_gemm.
-static bool is_gemm([[maybe_unused]] TileKind kind, [[maybe_unused]] int64_t rows) {
+bool has_wgmma() {
 #ifdef NIBBLE_SM90A
   int device = 0, major = 0;
-  return rows > few_rows(kind) && cudaGetDevice(&device) == cudaSuccess &&
+  return cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
          major == 9;
 #else
   return false;
 #endif
 }
+
+// Whether so many rows are done by tile_gemm.
+static bool is_gemm(TileKind kind, int64_t rows) { return rows > few_rows(kind) && has_wgmma(); }
 
 bool can_prepare(TileKind kind, int64_t rows, int64_t k) {
   if (is_gemm(kind, rows)) return true;

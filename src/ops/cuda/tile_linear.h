@@ -68,6 +68,8 @@ struct TileLinear {
   const float* up = nullptr;  // [rows, k]
   int64_t up_stride = 0;
 };
+// Whether this build and device have kernels on wgmma (code for sm_90a).
+bool has_wgmma();
 // One row, which every multiprocessor then prepares for itself; or rows that go through a kernel of their own
 // on their way anyway.
 bool can_prepare(TileKind kind, int64_t rows, int64_t k);

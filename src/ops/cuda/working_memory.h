@@ -17,7 +17,7 @@ inline int64_t attend_rows_at_once(int64_t rows, int64_t row_scratch) {
 // Words (of 4 bytes) that expert_ffn without tensor cores takes for a routed row.
 inline constexpr int64_t kWordsOfRoutedRow = 4;
 
-// As Ops::working_bytes(). many_experts: has_many_kernels() that may run.
+// As Ops::working_bytes(). many_experts: has_wgmma(), and experts may use it.
 int64_t working_bytes(const StepShape& largest, bool many_experts);
 
 }  // namespace nibble::cuda
