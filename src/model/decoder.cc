@@ -171,7 +171,8 @@ Result<Rows<const T>> Decoder::run(std::span<const SequenceStep> steps, Rows<T> 
             .rows = {.count = rows,
                      .positions_T = act.indices.data + rows,
                      .slots_T = act.indices.data + 2 * rows,
-                     .one_a_sequence = rows == std::ssize(steps)},
+                     .one_a_sequence = rows == std::ssize(steps),
+                     .one_sequence = steps.size() == 1},
             .arithmetic = options_.arithmetic,
             .trace = trace};
   std::vector<int32_t> indices = std::move(ids);  // as act.indices
@@ -191,7 +192,8 @@ Result<Rows<const T>> Decoder::run(std::span<const SequenceStep> steps, Rows<T> 
   };
   if (trace == nullptr && rows <= kRepeatedRows) {
     ops_.repeat(id_ << 32 | uint64_t{step.rows.one_a_sequence} << 31 | uint64_t{kTop} << 30 |
-                    static_cast<uint64_t>(rows) << 16 | static_cast<uint64_t>(logit_rows),
+                    uint64_t{step.rows.one_sequence} << 29 | static_cast<uint64_t>(rows) << 16 |
+                    static_cast<uint64_t>(logit_rows),
                 work);
   } else {
     work();

@@ -27,6 +27,7 @@ struct RowsOfStep {
   const int32_t* positions_T = nullptr;  // position in its sequence
   const int32_t* slots_T = nullptr;      // its sequence's row in the page tables
   bool one_a_sequence = false;           // no two rows are of the same sequence, as where all decode
+  bool one_sequence = false;             // all rows are of the same
 };
 
 }  // namespace nibble

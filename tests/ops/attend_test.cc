@@ -147,6 +147,43 @@ TEST_P(Attend, ThreadsAndOtherRowsChangeNoBitOfLongSequences) {
   }
 }
 
+// Rows of a prompt, some of one sequence and some of another, or all of one: so many that a kernel may take
+// several together.
+TEST_P(Attend, PromptsHaveTheBitsOfTheirRows) {
+  Judge judge("attend_prompts");
+  struct Case {
+    Heads heads;
+    int64_t rows, of_first, begin, window;
+  };
+  for (const Case& c : {Case{{36, 4, 128}, 230, 100, 190, 0}, Case{{36, 4, 128}, 230, 230, 333, 200},
+                        Case{{72, 8, 64}, 121, 61, 0, 0}, Case{{72, 8, 64}, 121, 121, 700, 512}}) {
+    const int64_t positions = c.begin + c.rows;
+    Random random(31);
+    Cache cache(*ops_, c.heads, 2, positions, 16, pages_for(positions, 16), 32);
+    Step step{{}, {}, RowsBuffer::random(random, c.rows, c.heads.query * c.heads.dim)};
+    for (int64_t t = 0; t < c.rows; ++t) {
+      step.slots.push_back(t < c.of_first ? 0 : 1);
+      step.positions.push_back(static_cast<int32_t>(t < c.of_first ? c.begin + t : t - c.of_first));
+    }
+    step.one_sequence = c.of_first == c.rows;
+    const std::vector<float> sinks = random.floats(c.heads.query);
+    const float* sinks_H = c.window > 0 ? sinks.data() : nullptr;
+    const RowsBuffer all = attend(*ops_, step, cache.view(), c.window, 0, -1, sinks_H);
+    for (int64_t t = 0; t < c.rows; t += 7) {
+      const int64_t count = std::min<int64_t>(7, c.rows - t);
+      EXPECT_TRUE(same_bits(attend(*ops_, step, cache.view(), c.window, t, count, sinks_H).view(),
+                            all.view().slice(t, count)));
+    }
+    for (int64_t t : {int64_t{0}, c.rows / 2, c.rows - 1}) {
+      const int64_t last = step.positions[static_cast<size_t>(t)];
+      std::vector<int64_t> seen;
+      for (int64_t p = c.window > 0 ? std::max<int64_t>(0, last - c.window + 1) : 0; p <= last; ++p)
+        seen.push_back(p);
+      judge_attention(judge, cache, step, t, seen, sinks_H, all.read());
+    }
+  }
+}
+
 // Scores far beyond what exp can hold: the softmax is then one-hot.
 TEST_P(Attend, LargeScores) {
   Heads heads{1, 1, 16};

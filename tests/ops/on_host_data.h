@@ -242,7 +242,7 @@ class OnHostData {
     Selection out(const Selection& s) { return {out(s.positions), out(s.counts, s.positions.rows)}; }
     RowsOfStep in(const RowsOfStep& rows) {
       return {rows.count, in(rows.positions_T, rows.count), in(rows.slots_T, rows.count),
-              rows.one_a_sequence};
+              rows.one_a_sequence, rows.one_sequence};
     }
     // The pages that the tables of the step's sequences name.
     KvView kv(KvView kv, const RowsOfStep& host_rows) {

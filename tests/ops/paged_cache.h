@@ -66,9 +66,10 @@ inline int64_t pages_for(int64_t positions, int64_t page_tokens) { return ceil_d
 struct Step {
   std::vector<int32_t> positions, slots;
   RowsBuffer q;
+  bool one_sequence = false;
 
   RowsOfStep rows(int64_t first, int64_t count) const {
-    return {count, positions.data() + first, slots.data() + first};
+    return {count, positions.data() + first, slots.data() + first, count == 1, one_sequence};
   }
 };
 

@@ -1,36 +1,40 @@
 // A piece of attention, by a block: the scores of some heads that share keys and values, their weights, and
-// the sum of values. Every sum has an order that depends on the piece alone.
+// the sum of values. Every sum has an order that depends on the piece alone (attend.cuh).
 #pragma once
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/attend.cuh"
 
 namespace nibble::cuda {
 
-inline constexpr int kAttendThreads = 256, kAttendWarps = kAttendThreads / kWarp;
-inline constexpr int kPiece = 256;          // indices
-inline constexpr int kColumns = 4 * kWarp;  // that a warp reads at a time: lane l has 4l to 4l + 3
-inline constexpr int kTogether = 4;         // indices of a warp whose loads are on their way together
-inline constexpr int kIndexStep = kAttendWarps * kTogether;
+inline constexpr int kColumns = 16 * kAttendWarps;  // of values that the block takes at a time, a warp 16
+inline constexpr int kKeyTiles = 2;                 // of eight keys, of a warp: number warp and warp + 8
+inline constexpr int kKeysAhead = 4;                // steps of columns under way
+inline constexpr int kValuesAhead = 4;              // steps of indices under way
+inline constexpr int kWeightStride = kPiece + 8;    // lanes read from all banks
 
-// As load_four, by one load wherever these columns are there and aligned.
-__device__ inline float4 load4(const float* row, int64_t c, int64_t cols) {
-  if (c + 4 <= cols && is_aligned(row + c)) return *reinterpret_cast<const float4*>(row + c);
+// Of a row; vectors: all rows are aligned, and their ends. Others take a function of its own, since code that
+// nobody runs makes room for none that is run.
+static __noinline__ __device__ float4 load_any_four(const float* row, int c, int cols) {
   return load_four(row, c, cols);
 }
-
-// Of a piece and head.
-struct Weighed {
-  float top, sum;  // the largest score; of exp(score - top)
-};
+__device__ inline float4 load4(const float* row, int c, int cols, bool vectors) {
+  if (!vectors) return load_any_four(row, c, cols);
+  return c < cols ? *reinterpret_cast<const float4*>(row + c) : float4{};
+}
+__device__ inline float2 load2(const float* row, int c, int cols, bool vectors) {
+  if (vectors) return c < cols ? *reinterpret_cast<const float2*>(row + c) : float2{};
+  const float4 x = load_any_four(row, c, min(cols, c + 2));
+  return {x.x, x.y};
+}
 
 // A block's shared memory.
 template <int kHeads>
 struct AttendShared {
-  float* q;        // [kHeads, K], K rounded up to 4
+  float* q;        // [kHeads, K], K rounded up: zero beyond it
   float* key;      // [K] of the row itself, where it is prepared here
   float* value;    // [value width] likewise
-  float* weights;  // [kHeads, kPiece]
-  float* sums;     // [kAttendWarps, kHeads, kColumns]
+  float* weights;  // [kHeads, kWeightStride]
+  float* sums;     // [kHeads, kColumns]
   static constexpr int kSmallBytes = (kHeads * 12 + 4 + 15) / 16 * 16;  // weighed, gates, is_last
   int64_t* tokens;                                                      // [kPiece]
   Weighed* weighed;                                                     // [kHeads]
@@ -38,167 +42,196 @@ struct AttendShared {
   bool* is_last;
   int q_stride;
 
-  __device__ AttendShared(void* base, int dim) : q_stride((dim + 3) / 4 * 4) {
+  // Whole steps, and rows beside each other in other banks.
+  static __host__ __device__ int stride_of(int64_t dim) {
+    return static_cast<int>((dim + 31) / 32 * 32 + 16);
+  }
+
+  __device__ AttendShared(void* base, int dim) : q_stride(stride_of(dim)) {
     tokens = static_cast<int64_t*>(base);
     weighed = reinterpret_cast<Weighed*>(tokens + kPiece);
     gates = reinterpret_cast<float*>(weighed + kHeads);
     is_last = reinterpret_cast<bool*>(gates + kHeads);
-    sums = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(weighed) + kSmallBytes);
-    weights = sums + kAttendWarps * kHeads * kColumns;
-    q = weights + kHeads * kPiece;
+    weights = reinterpret_cast<float*>(reinterpret_cast<uint8_t*>(weighed) + kSmallBytes);
+    sums = weights + kHeads * kWeightStride;
+    q = sums + kHeads * kColumns;
     key = q + kHeads * q_stride;
     value = key + q_stride;
   }
   static int64_t bytes(int64_t dim, int64_t width, bool prepares) {
-    auto fours = [](int64_t n) { return (n + 3) / 4 * 4; };
     return kPiece * 8 + kSmallBytes +
-           (kAttendWarps * kHeads * kColumns + kHeads * kPiece + (kHeads + prepares) * fours(dim) +
-            prepares * fours(width)) *
+           (kHeads * (kWeightStride + kColumns) + (kHeads + prepares) * stride_of(dim) +
+            prepares * (width + 3) / 4 * 4) *
                4;
   }
 };
 
-// The indices of a piece, from 0 on; shared memory has their tokens. `own` is that of the row itself, whose
-// key and value are in shared memory, too, and perhaps not yet where its token says (below 0: none is).
+// The indices [first, last) of a piece that the row looks at; shared memory has their tokens. `own` is that
+// of the row itself, whose key and value are in shared memory, too, and perhaps not yet where its token says
+// (below 0: none is).
 struct PieceIndices {
-  int count = 0, own = -1;
+  int first = 0, last = 0, own = -1;
+  bool vectors = false;  // see load4
+  __device__ int within(int i) const { return min(max(i, first), last - 1); }
 };
 
-// What a warp takes together: in scores kTogether neighbours of every kIndexStep indices, in the sum of
-// values every kAttendWarps-th index of them (`apart`); of these columns [begin, begin + kColumns).
-__device__ inline void load_rows(const float* rows, int width, const int64_t* tokens, int count, int first,
-                                 int apart, int begin, float4 (&to)[kTogether]) {
-  const int c = begin + 4 * static_cast<int>(threadIdx.x % kWarp);
-  const float* row[kTogether];
+// Where a tile of this warp's begins.
+__device__ inline int key_tile(int tile) {
+  return (static_cast<int>(threadIdx.x / kWarp) + tile * kAttendWarps) * kIndexStep;
+}
+// What this lane takes of the piece's keys in a step of columns.
+template <int kHeads>
+__device__ inline float4 load_key(const KvView& kv, const AttendShared<kHeads>& s, const PieceIndices& piece,
+                                  int tile, int step) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const auto dim = static_cast<int>(kv.head_dim);
+  const int i = key_tile(tile) + lane / 4, c = step * kDimStep + lane % 4 * 4;
+  const float* key = kv.keys + s.tokens[piece.within(i)] * dim;
+  return load4(key, c, dim, piece.vectors);
+}
+template <int kHeads>
+__device__ inline void load_keys(const KvView& kv, const AttendShared<kHeads>& s, const PieceIndices& piece,
+                                 float4 (&keys)[kKeysAhead][kKeyTiles]) {
+  const int steps = (static_cast<int>(kv.head_dim) + kDimStep - 1) / kDimStep;
 #pragma unroll
-  for (int j = 0; j < kTogether; ++j) row[j] = rows + tokens[min(first + j * apart, count - 1)] * width;
-  if (width % 4 == 0 && is_aligned(rows)) {
+  for (int u = 0; u < kKeysAhead; ++u) {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)
-      to[j] = c < width ? *reinterpret_cast<const float4*>(row[j] + c) : float4{0, 0, 0, 0};
-  } else {
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) to[j] = load4(row[j], c, width);
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      if (u < steps && key_tile(tile) < piece.last) keys[u][tile] = load_key(kv, s, piece, tile, u);
+    }
   }
 }
 
-// Four numbers of each lane summed over the warp: lanes 0, 8, 16 and 24 have the four sums.
-__device__ inline float sum_four(const float (&x)[4], unsigned lane) {
-  const bool upper = (lane & 16) != 0, odd = (lane & 8) != 0;
-  const float a = (upper ? x[2] : x[0]) + __shfl_xor_sync(kAllLanes, upper ? x[0] : x[2], 16);
-  const float b = (upper ? x[3] : x[1]) + __shfl_xor_sync(kAllLanes, upper ? x[1] : x[3], 16);
-  float sum = (odd ? b : a) + __shfl_xor_sync(kAllLanes, odd ? a : b, 8);
-  for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-  return sum;
-}
-
-// The scores of a piece. `keys` are the first ones that this warp takes; the next are asked for before these
-// are used.
+// The scores of a piece. `keys` are the first ones that this lane takes.
 template <int kHeads>
 __device__ void score(const KvView& kv, float scale, const AttendShared<kHeads>& s, int heads,
-                      const PieceIndices& piece, float4 (&keys)[kTogether]) {
-  const auto dim = static_cast<int>(kv.head_dim);
-  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-  for (int first = warp * kTogether; first < piece.count; first += kIndexStep) {
-    float sums[kHeads][kTogether] = {};
-    for (int begin = 0; begin < dim; begin += kColumns) {
-      float4 now[kTogether];
+                      const PieceIndices& piece, float4 (&keys)[kKeysAhead][kKeyTiles]) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp), g = lane / 4, q = lane % 4;
+  const int steps = (static_cast<int>(kv.head_dim) + kDimStep - 1) / kDimStep;
+  if (key_tile(0) >= piece.last) return;
+  float sums[kKeyTiles][4] = {};
+  for (int begin = 0; begin < steps; begin += kKeysAhead) {
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) now[j] = keys[j];
-      if (begin + kColumns < dim) {
-        load_rows(kv.keys, dim, s.tokens, piece.count, first, 1, begin + kColumns, keys);
-      } else if (first + kIndexStep < piece.count) {
-        load_rows(kv.keys, dim, s.tokens, piece.count, first + kIndexStep, 1, 0, keys);
+    for (int u = 0; u < kKeysAhead; ++u) {
+      const int step = begin + u;
+      if (step >= steps) break;
+      const int c = step * kDimStep + 4 * q;
+      float4 now[kKeyTiles];
+#pragma unroll
+      for (int tile = 0; tile < kKeyTiles; ++tile) {
+        now[tile] = keys[u][tile];
+        if (step + kKeysAhead < steps && key_tile(tile) < piece.last)
+          keys[u][tile] = load_key(kv, s, piece, tile, step + kKeysAhead);
+        if (key_tile(tile) + g == piece.own) now[tile] = *reinterpret_cast<const float4*>(s.key + c);
       }
-      const int c = begin + 4 * lane;
-      if (c >= dim) continue;
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        if (first + j == piece.own) now[j] = *reinterpret_cast<const float4*>(s.key + c);
-      }
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        if (h >= heads) break;
-        const float4 q = *reinterpret_cast<const float4*>(s.q + h * s.q_stride + c);
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          sums[h][j] = fmaf(q.x, now[j].x, sums[h][j]);
-          sums[h][j] = fmaf(q.y, now[j].y, sums[h][j]);
-          sums[h][j] = fmaf(q.z, now[j].z, sums[h][j]);
-          sums[h][j] = fmaf(q.w, now[j].w, sums[h][j]);
-        }
-      }
+      const float4 a = *reinterpret_cast<const float4*>(s.q + g * s.q_stride + c);
+      float4 b = {};
+      if constexpr (kHeads > 8) b = *reinterpret_cast<const float4*>(s.q + (g + 8) * s.q_stride + c);
+      multiply_keys(sums, a, b, now);
     }
-    const int mine = first + lane / 8;
+  }
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      if (h >= heads) break;
-      const float sum = sum_four(sums[h], static_cast<unsigned>(lane));
-      if (lane % 8 == 0 && mine < piece.count) s.weights[h * kPiece + mine] = sum * scale;
+  for (int tile = 0; tile < kKeyTiles; ++tile) {
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int h = g + v / 2 * 8, i = key_tile(tile) + 2 * q + v % 2;
+      if (h < heads) s.weights[h * kWeightStride + i] = sums[tile][v] * scale;
     }
   }
 }
 
 // exp(score - the piece's largest) in place: a warp a head.
 template <int kHeads>
-__device__ void weigh(const AttendShared<kHeads>& s, int heads, int count) {
+__device__ void weigh(const AttendShared<kHeads>& s, int heads, const PieceIndices& piece) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   for (int head = static_cast<int>(threadIdx.x / kWarp); head < heads; head += kAttendWarps) {
-    float* weights = s.weights + head * kPiece;
-    float top = -INFINITY, sum = 0;
-    for (int i = lane; i < count; i += kWarp) top = fmaxf(top, weights[i]);
-    top = warp_max(top);
-    for (int i = lane; i < count; i += kWarp) {
-      const float weight = expf(weights[i] - top);
-      weights[i] = weight;
-      sum += weight;
+    float x[4], top = -INFINITY;
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int i = 2 * lane + v / 2 * (kPiece / 2) + v % 2;
+      x[v] = i >= piece.first && i < piece.last ? s.weights[head * kWeightStride + i] : -INFINITY;
+      top = fmaxf(top, x[v]);
     }
-    sum = warp_sum(sum);
+    top = warp_max(top);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      x[v] = expf(x[v] - top);
+      s.weights[head * kWeightStride + 2 * lane + v / 2 * (kPiece / 2) + v % 2] = x[v];
+    }
+    // attend_many has the four of each lane q, of eight of its steps at a time, in registers.
+    float sum = ((x[0] + x[1]) + x[2]) + x[3];
+    for (int distance : {4, 8, 16, 1, 2}) sum += __shfl_xor_sync(kAllLanes, sum, distance);
     if (lane == 0) s.weighed[head] = {top, sum};
   }
 }
 
-// put(head, column, sum of weight * value) of a piece: a warp takes every kAttendWarps-th index; then the
-// warps' sums in their order. `values` are the first ones that this warp takes.
+// What this lane takes of the piece's values in a step of indices, columns begin and begin + 1.
+template <int kHeads>
+__device__ inline void load_value(const KvView& kv, const AttendShared<kHeads>& s, const PieceIndices& piece,
+                                  int step, int begin, float2 (&values)[2]) {
+  const auto width = static_cast<int>(value_width(kv));
+  const int i = step * kIndexStep + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+    values[j] = load2(kv.values + s.tokens[piece.within(i + j)] * width, begin, width, piece.vectors);
+}
+__device__ inline int value_column() {
+  return static_cast<int>(threadIdx.x / kWarp) * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 * 2;
+}
+template <int kHeads>
+__device__ inline void load_values(const KvView& kv, const AttendShared<kHeads>& s, const PieceIndices& piece,
+                                   int begin, float2 (&values)[kValuesAhead][2]) {
+  const int first = piece.first / kIndexStep;
+#pragma unroll
+  for (int u = 0; u < kValuesAhead; ++u) {
+    if ((first + u) * kIndexStep < piece.last)
+      load_value(kv, s, piece, first + u, begin + value_column(), values[u]);
+  }
+}
+
+// put(head, column, sum of weight * value) of a piece. `values` are the first ones that this lane
+// takes.
 template <int kHeads, class Put>
 __device__ void sum_values(const KvView& kv, const AttendShared<kHeads>& s, int heads,
-                           const PieceIndices& piece, int width, float4 (&values)[kTogether], Put put) {
+                           const PieceIndices& piece, int width, float2 (&values)[kValuesAhead][2], Put put) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
+  const int g = lane / 4, q = lane % 4;
+  const int first = piece.first / kIndexStep, last = (piece.last + kIndexStep - 1) / kIndexStep;
   for (int begin = 0; begin < width; begin += kColumns) {
-    const int column = begin + 4 * lane;
-    float4 sums[kHeads] = {};
-    for (int first = warp; first < piece.count; first += kIndexStep) {
-      float4 now[kTogether];
+    if (begin > 0) load_values(kv, s, piece, begin, values);
+    const int column = begin + value_column();
+    float sums[2][4] = {};
+    for (int group = first; group < last; group += kValuesAhead) {
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) now[j] = values[j];
-      if (first + kIndexStep < piece.count)
-        load_rows(kv.values, width, s.tokens, piece.count, first + kIndexStep, kAttendWarps, begin, values);
+      for (int u = 0; u < kValuesAhead; ++u) {
+        const int step = group + u, i = step * kIndexStep + 2 * q;
+        if (step >= last) break;
+        float2 now[2] = {values[u][0], values[u][1]};
+        if (step + kValuesAhead < last) load_value(kv, s, piece, step + kValuesAhead, column, values[u]);
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        const int i = first + j * kAttendWarps;
-        if (i >= piece.count) break;
-        if (i == piece.own && column < width) now[j] = *reinterpret_cast<const float4*>(s.value + column);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          const float weight = h < heads ? s.weights[h * kPiece + i] : 0.0f;
-          sums[h].x = fmaf(weight, now[j].x, sums[h].x);
-          sums[h].y = fmaf(weight, now[j].y, sums[h].y);
-          sums[h].z = fmaf(weight, now[j].z, sums[h].z);
-          sums[h].w = fmaf(weight, now[j].w, sums[h].w);
+        for (int j = 0; j < 2; ++j) {
+          if (i + j == piece.own) now[j] = load2(s.value, column, width, piece.vectors);
+          if (i + j < piece.first || i + j >= piece.last)
+            now[j] = {};  // of weight 0, and perhaps not a number
         }
+        const float2 a = *reinterpret_cast<const float2*>(s.weights + g * kWeightStride + i);
+        float2 b = {};
+        if constexpr (kHeads > 8)
+          b = *reinterpret_cast<const float2*>(s.weights + (g + 8) * kWeightStride + i);
+        const ColumnOperand columns[2] = {{now[0].x, now[1].x}, {now[0].y, now[1].y}};
+        multiply(sums, RowOperand(a.x, a.y, b.x, b.y), columns);
       }
     }
-    if (begin + kColumns < width)
-      load_rows(kv.values, width, s.tokens, piece.count, warp, kAttendWarps, begin + kColumns, values);
+    float* const to = s.sums + g * kColumns + warp * 16 + 4 * q;
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h)
-      *reinterpret_cast<float4*>(s.sums + (warp * kHeads + h) * kColumns + 4 * lane) = sums[h];
+    for (int half = 0; half < kHeads / 8; ++half)
+      *reinterpret_cast<float4*>(to + half * 8 * kColumns) = {sums[0][2 * half], sums[1][2 * half],
+                                                              sums[0][2 * half + 1], sums[1][2 * half + 1]};
     __syncthreads();
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < heads * kColumns; i += kAttendThreads) {
       const int c = begin + i % kColumns;
-      float total = 0;
-      for (int w = 0; w < kAttendWarps; ++w) total += s.sums[w * kHeads * kColumns + i];
-      if (c < width) put(i / kColumns, c, total);
+      if (c < width) put(i / kColumns, c, s.sums[i]);
     }
     __syncthreads();
   }

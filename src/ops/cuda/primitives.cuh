@@ -93,6 +93,18 @@ __device__ inline void copy_later(float* to_shared, const float* from) {
                : "memory");
 }
 __device__ inline void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// The same of 16 bytes, both ends aligned; zeros where there is nothing to copy.
+__device__ inline void copy_later_16(void* to_shared, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+// What the thread copies since the call before is a group; waits until but the last kGroups are done.
+__device__ inline void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kGroups>
+__device__ inline void copies_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
 
 // Brings the line of `p` into L2.
 __device__ inline void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
@@ -162,6 +174,14 @@ __device__ inline void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// c += a b: m16n8k8 of float32 numbers without their last 13 bits, float32 sums.
+__device__ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // Four blocks of 8 x 8 bfloat16, a pair of each for every lane, as an operand of mma_bf16 wants them. at:
