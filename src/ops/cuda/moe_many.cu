@@ -296,19 +296,38 @@ __global__ void __launch_bounds__(kManyThreads, 1)
 #endif
 }
 
-// A token's experts, added in the order of a.
+// A token's experts, added in the order of a; some are asked for at once.
 __global__ void many_sums(MoeDecodeArgs a, Workspace w) {
   after_kernel_before();
-  const int t = static_cast<int>(blockIdx.x), d = a.shape.model;
-  for (int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x); c < d;
-       c += static_cast<int>(gridDim.y * blockDim.x)) {
-    float sum = 0;
-    for (int i = 0; i < a.shape.chosen; ++i) {
-      const int row = w.grouped_row[t * a.shape.chosen + i];
-      sum += a.weights[t * a.weights_stride + i] * w.many_products[static_cast<int64_t>(row) * d + c];
+  constexpr int kAhead = 5;
+  const int t = static_cast<int>(blockIdx.x), d = a.shape.model, chosen = a.shape.chosen;
+  const int* const rows = w.grouped_row + t * chosen;
+  float* const out = a.out + t * a.out_stride;
+  const bool vectors = d % 4 == 0 && is_aligned(out);
+  const int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * 4;
+  if (c >= d) return;
+  float4 sum = {};
+  auto add = [](float4& to, const float4& x) { to.x += x.x, to.y += x.y, to.z += x.z, to.w += x.w; };
+  for (int first = 0; first < chosen; first += kAhead) {
+    float4 products[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t row = rows[min(first + j, chosen - 1)];
+      products[j] = load_four(w.many_products + row * d, c, d, vectors);
     }
-    float* const out = a.out + t * a.out_stride + c;
-    *out = a.adds ? *out + sum : sum;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (first + j < chosen) add(sum, times(products[j], a.weights[t * a.weights_stride + first + j]));
+    }
+  }
+  if (a.adds) {
+    const float4 before = load_four(out, c, d, vectors);
+    sum = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
+  }
+  if (vectors) {
+    *reinterpret_cast<float4*>(out + c) = sum;
+  } else {
+    store_four(out, c, d, sum);
   }
 }
 
