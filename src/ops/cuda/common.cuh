@@ -94,6 +94,19 @@ __device__ inline float4 load_four(const float* row, int64_t c, int64_t cols, bo
   if (vectors && c < cols) return *reinterpret_cast<const float4*>(row + c);
   return load_four(row, c, cols);
 }
+// Columns c and c + 1, likewise; `vectors`: c even, the row aligned, and cols even.
+__device__ inline float2 load_two(const float* row, int64_t c, int64_t cols, bool vectors) {
+  if (vectors && c < cols) return *reinterpret_cast<const float2*>(row + c);
+  return {c < cols ? row[c] : 0.0f, c + 1 < cols ? row[c + 1] : 0.0f};
+}
+__device__ inline void store_two(float* row, int64_t c, int64_t cols, float2 x, bool vectors) {
+  if (vectors && c < cols) {
+    *reinterpret_cast<float2*>(row + c) = x;
+    return;
+  }
+  if (c < cols) row[c] = x.x;
+  if (c + 1 < cols) row[c + 1] = x.y;
+}
 __device__ inline void store_four(float* row, int64_t c, int64_t cols, const float4& x) {
   const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll

@@ -39,30 +39,52 @@ __device__ inline int64_t many_place(int rows, int row, int c) {
          in_chunk / 32;
 }
 
-// The rows of every block in the order that its products want: grid (blocks, some).
+// The rows of every block in the order that its products want: grid (blocks, some). A warp does eight pieces
+// (a step's eight) of four rows at a time: of neighbouring lanes each stores one part of both their pieces,
+// so that eight lanes fill a line.
 __global__ void many_rows(MoeDecodeArgs a, Workspace w) {
   after_kernel_before();
   const int b = static_cast<int>(blockIdx.x);
+  uint32_t* const ids = handed_at(a.handed, a.shape, a.tokens).ids;  // all who group have them
+  for (int i = b * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+       a.route != nullptr && blockIdx.y == 0 && i < a.tokens * a.shape.chosen;
+       i += static_cast<int>(gridDim.x * blockDim.x))
+    ids[i] = 0;
   if (b >= *w.blocks) return;
   const RowBlock block = w.block[b];
-  const int rows = many_rows_of(block.count);
+  const int rows = many_rows_of(block.count), lane = static_cast<int>(threadIdx.x) % 32, part = lane % 2;
   auto* const to = reinterpret_cast<uint4*>(w.many_x + many_first(block.first, b) * a.shape.model_chunks() *
                                                            kManyRowBytes);
-  const int pieces = a.shape.model_chunks() * 16;  // of a row: a step's eight
-  for (int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x); i < pieces * block.count;
-       i += static_cast<int>(gridDim.y * blockDim.x)) {
-    const int row = i % block.count, piece = i / block.count;
-    const float* x = a.x + w.row_token[block.first + row] * a.x_stride;
-    const int c0 = piece / 16 * kChunkColumns + piece % 16 * 2;
-    uint32_t high[4], low[4];
+  const int token_of_lane = w.row_token[block.first + min(lane, block.count - 1)];
+  const bool vectors = a.shape.model % 2 == 0 && a.x_stride % 2 == 0 && is_aligned(a.x);
+  const int pieces = a.shape.model_chunks() * 16, step = static_cast<int>(gridDim.y * blockDim.x) / 4;
+  for (int first = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) / 32 * 8; first < pieces;
+       first += step) {
+    const int even = first + lane / 8 * 2, piece = even + part;
+    const int c = piece / 16 * kChunkColumns + piece % 16 * 2;
+    uint4* const at = to + static_cast<int64_t>(even) * 2 * rows + part;
+    for (int four = 0; four < block.count; four += 4) {
+      const int row = four + lane / 2 % 4;
+      const float* x = a.x + __shfl_sync(~0u, token_of_lane, row) * a.x_stride;
+      uint32_t high[4], low[4];
+      float2 pairs[4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int c = c0 + 32 * q;
-      split(c < a.shape.model ? x[c] : 0.0f, c + 1 < a.shape.model ? x[c + 1] : 0.0f, high[q], low[q]);
+      for (int q = 0; q < 4; ++q) pairs[q] = load_two(x, c + 32 * q, a.shape.model, vectors);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        split(pairs[q].x, pairs[q].y, high[q], low[q]);
+        const uint32_t other = __shfl_xor_sync(~0u, part == 0 ? low[q] : high[q], 1);
+        if (part == 0) {
+          low[q] = other;
+        } else {
+          high[q] = other;
+        }
+      }
+      if (row < block.count) {  // both of this lane's part: the even piece, and the odd
+        at[2 * row] = {high[0], high[1], high[2], high[3]};
+        at[2 * rows + 2 * row] = {low[0], low[1], low[2], low[3]};
+      }
     }
-    uint4* const at = to + static_cast<int64_t>(piece) * 2 * rows + 2 * row;
-    at[0] = {high[0], high[1], high[2], high[3]};
-    at[1] = {low[0], low[1], low[2], low[3]};
   }
 }
 
@@ -279,19 +301,38 @@ __global__ void __launch_bounds__(kManyThreads, 1)
 #endif
 }
 
-// A token's experts, added in the order of a.
+// A token's experts, added in the order of a; some are asked for at once.
 __global__ void many_sums(MoeDecodeArgs a, Workspace w) {
   after_kernel_before();
-  const int t = static_cast<int>(blockIdx.x), d = a.shape.model;
-  for (int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x); c < d;
-       c += static_cast<int>(gridDim.y * blockDim.x)) {
-    float sum = 0;
-    for (int i = 0; i < a.shape.chosen; ++i) {
-      const int row = w.grouped_row[t * a.shape.chosen + i];
-      sum += a.weights[t * a.weights_stride + i] * w.many_products[static_cast<int64_t>(row) * d + c];
+  constexpr int kAhead = 5;
+  const int t = static_cast<int>(blockIdx.x), d = a.shape.model, chosen = a.shape.chosen;
+  const int* const rows = w.grouped_row + t * chosen;
+  float* const out = a.out + t * a.out_stride;
+  const bool vectors = d % 4 == 0 && is_aligned(out);
+  const int c = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * 4;
+  if (c >= d) return;
+  float4 sum = {};
+  auto add = [](float4& to, const float4& x) { to.x += x.x, to.y += x.y, to.z += x.z, to.w += x.w; };
+  for (int first = 0; first < chosen; first += kAhead) {
+    float4 products[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const int64_t row = rows[min(first + j, chosen - 1)];
+      products[j] = load_four(w.many_products + row * d, c, d, vectors);
     }
-    float* const out = a.out + t * a.out_stride + c;
-    *out = a.adds ? *out + sum : sum;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (first + j < chosen) add(sum, times(products[j], a.weights[t * a.weights_stride + first + j]));
+    }
+  }
+  if (a.adds) {
+    const float4 before = load_four(out, c, d, vectors);
+    sum = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
+  }
+  if (vectors) {
+    *reinterpret_cast<float4*>(out + c) = sum;
+  } else {
+    store_four(out, c, d, sum);
   }
 }
 
@@ -312,7 +353,8 @@ cudaError_t launch(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t 
   const MoeShape& s = args.shape;
   constexpr unsigned kElements = 256;
   launch_early(many_rows,
-               dim3(static_cast<unsigned>(max_blocks(s.experts, args.tokens * s.chosen, kManyRows)), 4),
+               dim3(static_cast<unsigned>(max_blocks(s.experts, args.tokens * s.chosen, kManyRows)),
+                    static_cast<unsigned>(s.model_chunks() + 3) / 4),  // a warp half a chunk
                kElements, 0, stream, args, w);
   cudaError_t error = launch_product<kKind, false>(args, w, multiprocessors, stream);
   if (error == cudaSuccess) error = launch_product<kKind, true>(args, w, multiprocessors, stream);

@@ -355,8 +355,10 @@ cudaError_t launch_split(const TileLinear& args, cudaStream_t stream) {
   const dim3 split_grid(static_cast<unsigned>(units),
                         static_cast<unsigned>((row_blocks * kTokens + 31) / 32));
   if (args.prepare == Prepare::kNorm) {
-    launch_early(norm_and_split_rows<kKind, kTokens>, static_cast<unsigned>(row_blocks * kTokens),
-                 static_cast<unsigned>(norm_threads(args.k)), 0, stream, args, units);
+    // Few rows leave multiprocessors for halves of the columns.
+    const auto norm_blocks = static_cast<unsigned>(row_blocks * kTokens / kNormRows);
+    launch_early(norm_and_split_rows<kKind, kTokens>, dim3(norm_blocks, norm_blocks <= 64 ? 2 : 1),
+                 kNormThreads, 0, stream, args, units);
   } else {
     launch_early(split_rows<kKind, kTokens>, split_grid, 256, 0, stream, args, units);
   }
