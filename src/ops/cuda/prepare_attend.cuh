@@ -16,22 +16,17 @@ struct HeadAhead {
 
   HeadAhead() = default;
   __device__ HeadAhead(const PrepareAttendArgs& p, int64_t t, const float* from, const float* norm) {
-    take(p, from, norm);
+    const int64_t dim = p.kv.head_dim;
     const int lane = static_cast<int>(threadIdx.x % kWarp), half = static_cast<int>(p.rope_table.cols) / 2;
     const float* table = p.rope_table.data + t * p.rope_table.stride;
+    vectors = dim % 4 == 0 && is_aligned(from) && is_aligned(norm);
+    x = load_four(from, lane * 4, dim, vectors);
+    if (norm != nullptr) weight = load_four(norm, lane * 4, dim, vectors);
 #pragma unroll
     for (int j = 0; j < kTurns; ++j) {
       const int i = lane + j * kWarp;
       if (i < half) cosine[j] = table[i], sine[j] = table[half + i];
     }
-  }
-  // Another head of the same row.
-  __device__ void take(const PrepareAttendArgs& p, const float* from, const float* norm) {
-    const int64_t dim = p.kv.head_dim;
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    vectors = dim % 4 == 0 && is_aligned(from) && is_aligned(norm);
-    x = load_four(from, lane * 4, dim, vectors);
-    if (norm != nullptr) weight = load_four(norm, lane * 4, dim, vectors);
   }
 };
 
