@@ -7,7 +7,7 @@
 // So the result depends on the row's own positions alone.
 //
 // Products run on the tensor cores: a float32 number goes in as the sum of two with 11 bits of mantissa, and
-// of the four products of two such the smallest is left out (about 2^-22 of the whole). m16n8k8 has 16 rows
+// of the four products of two such the smallest is left out (below 2^-20 of the whole). m16n8k8 has 16 rows
 // (heads, or heads of several rows) as its M; a score adds the columns of K in steps of 16, of which lane q
 // (0..3) has four beside each other, in two products of two each; a value adds the indices in steps of eight,
 // of which lane q has two. An index that the row does not look at has weight 0, which changes no sum.
@@ -97,11 +97,10 @@ __device__ inline float gated(const Attend& p, int64_t t, int h, int c, float va
   return value * gate_factor(p.gate_kind, p.gate.data[t * p.gate.stride + h * value_width(p.kv) + c]);
 }
 
-// Numbers as operands.
+// Numbers as operands: their first 11 bits of mantissa, and the rest.
 __device__ inline void split_tf32(float x, uint32_t& high, uint32_t& low) {
-  const float shifted = x * 8193.0f, rounded = shifted - (shifted - x);  // Dekker: to 24 - 13 bits
-  high = __float_as_uint(rounded);
-  low = __float_as_uint(x - rounded);
+  high = __float_as_uint(x) & 0xFFFFE000u;
+  low = __float_as_uint(x - __uint_as_float(high));
 }
 struct RowOperand {
   uint32_t high[4], low[4];
@@ -121,27 +120,35 @@ struct ColumnOperand {
     split_tf32(x1, high[1], low[1]);
   }
 };
+// The products of the high parts, and those of a high and a low part: apart, so that they do not wait for
+// each other.
 template <int kCount>
-__device__ inline void multiply(float (&sums)[kCount][4], const RowOperand& a,
-                                const ColumnOperand (&b)[kCount]) {
+struct Sums {
+  float high[kCount][4] = {}, mixed[kCount][4] = {};
+  __device__ float of(int i, int v) const { return high[i][v] + mixed[i][v]; }
+};
+// b: of tiles first .. first + kTogether - 1.
+template <int kCount, int kTogether>
+__device__ inline void multiply(Sums<kCount>& sums, int first, const RowOperand& a,
+                                const ColumnOperand (&b)[kTogether]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) mma_tf32(sums[i], a.high, b[i].high);
+  for (int i = 0; i < kTogether; ++i) mma_tf32(sums.high[first + i], a.high, b[i].high);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) mma_tf32(sums[i], a.high, b[i].low);
+  for (int i = 0; i < kTogether; ++i) mma_tf32(sums.mixed[first + i], a.high, b[i].low);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) mma_tf32(sums[i], a.low, b[i].high);
+  for (int i = 0; i < kTogether; ++i) mma_tf32(sums.mixed[first + i], a.low, b[i].high);
 }
-// A step of kDimStep columns: a, b: those of rows g and g + 8; keys: of key g of each kCount * 8.
-template <int kCount>
-__device__ inline void multiply_keys(float (&sums)[kCount][4], const float4& a, const float4& b,
-                                     const float4 (&keys)[kCount]) {
-  ColumnOperand columns[kCount];
+// A step of kDimStep columns: a, b: those of rows g and g + 8; keys: of key g of each tile.
+template <int kCount, int kTogether>
+__device__ inline void multiply_keys(Sums<kCount>& sums, int first, const float4& a, const float4& b,
+                                     const float4 (&keys)[kTogether]) {
+  ColumnOperand columns[kTogether];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) columns[i] = ColumnOperand(keys[i].x, keys[i].y);
-  multiply(sums, RowOperand(a.x, a.y, b.x, b.y), columns);
+  for (int i = 0; i < kTogether; ++i) columns[i] = ColumnOperand(keys[i].x, keys[i].y);
+  multiply(sums, first, RowOperand(a.x, a.y, b.x, b.y), columns);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) columns[i] = ColumnOperand(keys[i].z, keys[i].w);
-  multiply(sums, RowOperand(a.z, a.w, b.z, b.w), columns);
+  for (int i = 0; i < kTogether; ++i) columns[i] = ColumnOperand(keys[i].z, keys[i].w);
+  multiply(sums, first, RowOperand(a.z, a.w, b.z, b.w), columns);
 }
 
 void attend_many(cudaStream_t stream, const Attend& p);

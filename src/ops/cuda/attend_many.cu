@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
     copies_wait_but<1>();
     __syncthreads();
 
-    float weights[kPieceSteps][4] = {};  // first scores
+    Sums<kPieceSteps> scores;
     // What this warp's rows look at of the piece.
     int first[2], last[2];
 #pragma unroll
@@ -118,23 +118,15 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
     for (int step = 0; step < kSteps; ++step) {
       const float4 a = *reinterpret_cast<const float4*>(own_q + step * kDimStep);
       const float4 b = *reinterpret_cast<const float4*>(own_q + 8 * Shared::kKeyStride + step * kDimStep);
-      const RowOperand first_two(a.x, a.y, b.x, b.y), last_two(a.z, a.w, b.z, b.w);
 #pragma unroll
       for (int n = 0; n < kPieceSteps; n += kStepsTogether) {
         if (!is_looked_at(n * kIndexStep, kStepsTogether * kIndexStep)) continue;
         float4 keys[kStepsTogether];
-        ColumnOperand columns[kStepsTogether];
-        float(&sums)[kStepsTogether][4] = *reinterpret_cast<float(*)[kStepsTogether][4]>(&weights[n]);
 #pragma unroll
         for (int i = 0; i < kStepsTogether; ++i)
           keys[i] =
               *reinterpret_cast<const float4*>(own_keys + (n + i) * 8 * Shared::kKeyStride + step * kDimStep);
-#pragma unroll
-        for (int i = 0; i < kStepsTogether; ++i) columns[i] = ColumnOperand(keys[i].x, keys[i].y);
-        multiply(sums, first_two, columns);
-#pragma unroll
-        for (int i = 0; i < kStepsTogether; ++i) columns[i] = ColumnOperand(keys[i].z, keys[i].w);
-        multiply(sums, last_two, columns);
+        multiply_keys(scores, n, a, b, keys);
       }
     }
     if (piece + 1 < pieces) find_tokens(piece + 1);
@@ -142,7 +134,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
     if (piece + 1 < pieces) bring(p.kv.keys, s.keys, Shared::kKeyStride, piece + 1);
     copies_end_group();
 
-    float keep[2] = {1, 1}, take[2] = {0, 0};
+    float weights[kPieceSteps][4], keep[2] = {1, 1}, take[2] = {0, 0};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top = -INFINITY;
@@ -152,7 +144,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
         for (int v = 0; v < 2; ++v) {
           const int i = n * kIndexStep + 2 * q + v;
           float& x = weights[n][2 * half + v];
-          x = i >= first[half] && i < last[half] ? x * p.scale : -INFINITY;
+          x = i >= first[half] && i < last[half] ? scores.of(n, 2 * half + v) * p.scale : -INFINITY;
           top = fmaxf(top, x);
         }
       }
@@ -186,35 +178,35 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
     __syncthreads();
 
     const float* const own_values = s.values + 2 * q * Shared::kValueStride + 4 * g;
-    constexpr int kUnitsTogether = kUnits < 2 ? kUnits : 2;
-#pragma unroll
-    for (int unit = 0; unit < kUnits; unit += kUnitsTogether) {
-      float sums[kUnitsTogether * 4][4] = {};
+    // Not unrolled, since the instructions of a piece would not stay in the cache: results take turns
+    // instead.
+#pragma unroll 1
+    for (int unit = 0; unit < kUnits; ++unit) {
+      Sums<4> sums;
 #pragma unroll
       for (int group = 0; group < kPieceSteps; group += kStepsTogether) {
         if (!is_looked_at(group * kIndexStep, kStepsTogether * kIndexStep)) continue;
 #pragma unroll
         for (int n = group; n < group + kStepsTogether; ++n) {
-          ColumnOperand columns[kUnitsTogether * 4];
-#pragma unroll
-          for (int u = 0; u < kUnitsTogether; ++u) {
-            const float* at = own_values + n * kIndexStep * Shared::kValueStride + (unit + u) * 32;
-            const float4 x = *reinterpret_cast<const float4*>(at);
-            const float4 y = *reinterpret_cast<const float4*>(at + Shared::kValueStride);
-            columns[u * 4] = {x.x, y.x}, columns[u * 4 + 1] = {x.y, y.y};
-            columns[u * 4 + 2] = {x.z, y.z}, columns[u * 4 + 3] = {x.w, y.w};
-          }
+          const float* at = own_values + n * kIndexStep * Shared::kValueStride + unit * 32;
+          const float4 x = *reinterpret_cast<const float4*>(at);
+          const float4 y = *reinterpret_cast<const float4*>(at + Shared::kValueStride);
+          const ColumnOperand columns[4] = {{x.x, y.x}, {x.y, y.y}, {x.z, y.z}, {x.w, y.w}};
           const auto& w = weights[n];
-          multiply(sums, RowOperand(w[0], w[1], w[2], w[3]), columns);
+          multiply(sums, 0, RowOperand(w[0], w[1], w[2], w[3]), columns);
         }
       }
 #pragma unroll
-      for (int i = 0; i < kUnitsTogether * 4; ++i) {
+      for (int v = 0; v < 4; ++v) {
+        const bool looks = take[v / 2] > 0 || keep[v / 2] != 1;
+        float joined_now[4];
 #pragma unroll
-        for (int v = 0; v < 4; ++v) {
-          float& out = result[unit * 4 + i][v];
-          if (take[v / 2] > 0 || keep[v / 2] != 1) out = out * keep[v / 2] + sums[i][v] * take[v / 2];
-        }
+        for (int i = 0; i < 4; ++i)
+          joined_now[i] = looks ? result[i][v] * keep[v / 2] + sums.of(i, v) * take[v / 2] : result[i][v];
+#pragma unroll
+        for (int i = 0; i < kUnits * 4 - 4; ++i) result[i][v] = result[i + 4][v];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) result[kUnits * 4 - 4 + i][v] = joined_now[i];
       }
     }
     __syncthreads();  // values are read
@@ -233,15 +225,19 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
     }
   }
   __syncwarp();
+  float gate_of_lane = 1;  // of row `lane`
+  if (const int m = warp * kOperandRows + lane;
+      p.gate_kind == OutputGate::kSoftplusHead && lane < kOperandRows && m < rows * group) {
+    const int64_t t = t0 + m / group;
+    gate_of_lane = gate_factor(p.gate_kind, p.gate.data[t * p.gate.stride + kv_head * group + m % group]);
+  }
 #pragma unroll 1
   for (int i = 0; i < kOperandRows; ++i) {
     const int m = warp * kOperandRows + i, from = i % 8 * 4;
     const float sum = __shfl_sync(kAllLanes, i < 8 ? joined[0].sum : joined[1].sum, from);
     if (m >= rows * group) break;
     const int t = t0 + m / group, head = kv_head * group + m % group;
-    const float head_gate = p.gate_kind == OutputGate::kSoftplusHead
-                                ? gate_factor(p.gate_kind, p.gate.data[t * p.gate.stride + head])
-                                : 1.0f;
+    const float head_gate = __shfl_sync(kAllLanes, gate_of_lane, i);
 #pragma unroll 1
     for (int c = lane; c < kDim; c += kWarp)
       p.out.data[t * p.out.stride + head * kDim + c] =

@@ -109,33 +109,32 @@ __device__ void score(const KvView& kv, float scale, const AttendShared<kHeads>&
   const int lane = static_cast<int>(threadIdx.x % kWarp), g = lane / 4, q = lane % 4;
   const int steps = (static_cast<int>(kv.head_dim) + kDimStep - 1) / kDimStep;
   if (key_tile(0) >= piece.last) return;
-  float sums[kKeyTiles][4] = {};
-  for (int begin = 0; begin < steps; begin += kKeysAhead) {
+  Sums<kKeyTiles> sums;
+  // Not unrolled: at one row most of the time is for instructions that run for the first time.
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int c = step * kDimStep + 4 * q;
+    float4 now[kKeyTiles];
 #pragma unroll
-    for (int u = 0; u < kKeysAhead; ++u) {
-      const int step = begin + u;
-      if (step >= steps) break;
-      const int c = step * kDimStep + 4 * q;
-      float4 now[kKeyTiles];
+    for (int tile = 0; tile < kKeyTiles; ++tile) {
+      now[tile] = keys[0][tile];
 #pragma unroll
-      for (int tile = 0; tile < kKeyTiles; ++tile) {
-        now[tile] = keys[u][tile];
-        if (step + kKeysAhead < steps && key_tile(tile) < piece.last)
-          keys[u][tile] = load_key(kv, s, piece, tile, step + kKeysAhead);
-        if (key_tile(tile) + g == piece.own) now[tile] = *reinterpret_cast<const float4*>(s.key + c);
-      }
-      const float4 a = *reinterpret_cast<const float4*>(s.q + g * s.q_stride + c);
-      float4 b = {};
-      if constexpr (kHeads > 8) b = *reinterpret_cast<const float4*>(s.q + (g + 8) * s.q_stride + c);
-      multiply_keys(sums, a, b, now);
+      for (int u = 1; u < kKeysAhead; ++u) keys[u - 1][tile] = keys[u][tile];
+      if (step + kKeysAhead < steps && key_tile(tile) < piece.last)
+        keys[kKeysAhead - 1][tile] = load_key(kv, s, piece, tile, step + kKeysAhead);
+      if (key_tile(tile) + g == piece.own) now[tile] = *reinterpret_cast<const float4*>(s.key + c);
     }
+    const float4 a = *reinterpret_cast<const float4*>(s.q + g * s.q_stride + c);
+    float4 b = {};
+    if constexpr (kHeads > 8) b = *reinterpret_cast<const float4*>(s.q + (g + 8) * s.q_stride + c);
+    multiply_keys(sums, 0, a, b, now);
   }
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) {
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const int h = g + v / 2 * 8, i = key_tile(tile) + 2 * q + v % 2;
-      if (h < heads) s.weights[h * kWeightStride + i] = sums[tile][v] * scale;
+      if (h < heads) s.weights[h * kWeightStride + i] = sums.of(tile, v) * scale;
     }
   }
 }
@@ -200,33 +199,32 @@ __device__ void sum_values(const KvView& kv, const AttendShared<kHeads>& s, int 
   for (int begin = 0; begin < width; begin += kColumns) {
     if (begin > 0) load_values(kv, s, piece, begin, values);
     const int column = begin + value_column();
-    float sums[2][4] = {};
-    for (int group = first; group < last; group += kValuesAhead) {
+    Sums<2> sums;
+#pragma unroll 1
+    for (int step = first; step < last; ++step) {
+      const int i = step * kIndexStep + 2 * q;
+      float2 now[2];
 #pragma unroll
-      for (int u = 0; u < kValuesAhead; ++u) {
-        const int step = group + u, i = step * kIndexStep + 2 * q;
-        if (step >= last) break;
-        float2 now[2] = {values[u][0], values[u][1]};
-        if (step + kValuesAhead < last) load_value(kv, s, piece, step + kValuesAhead, column, values[u]);
+      for (int j = 0; j < 2; ++j) {
+        now[j] = values[0][j];
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          if (i + j == piece.own) now[j] = load2(s.value, column, width, piece.vectors);
-          if (i + j < piece.first || i + j >= piece.last)
-            now[j] = {};  // of weight 0, and perhaps not a number
-        }
-        const float2 a = *reinterpret_cast<const float2*>(s.weights + g * kWeightStride + i);
-        float2 b = {};
-        if constexpr (kHeads > 8)
-          b = *reinterpret_cast<const float2*>(s.weights + (g + 8) * kWeightStride + i);
-        const ColumnOperand columns[2] = {{now[0].x, now[1].x}, {now[0].y, now[1].y}};
-        multiply(sums, RowOperand(a.x, a.y, b.x, b.y), columns);
+        for (int u = 1; u < kValuesAhead; ++u) values[u - 1][j] = values[u][j];
+        if (i + j == piece.own) now[j] = load2(s.value, column, width, piece.vectors);
+        if (i + j < piece.first || i + j >= piece.last) now[j] = {};  // of weight 0, and perhaps not a number
       }
+      if (step + kValuesAhead < last)
+        load_value(kv, s, piece, step + kValuesAhead, column, values[kValuesAhead - 1]);
+      const float2 a = *reinterpret_cast<const float2*>(s.weights + g * kWeightStride + i);
+      float2 b = {};
+      if constexpr (kHeads > 8) b = *reinterpret_cast<const float2*>(s.weights + (g + 8) * kWeightStride + i);
+      const ColumnOperand columns[2] = {{now[0].x, now[1].x}, {now[0].y, now[1].y}};
+      multiply(sums, 0, RowOperand(a.x, a.y, b.x, b.y), columns);
     }
     float* const to = s.sums + g * kColumns + warp * 16 + 4 * q;
 #pragma unroll
     for (int half = 0; half < kHeads / 8; ++half)
-      *reinterpret_cast<float4*>(to + half * 8 * kColumns) = {sums[0][2 * half], sums[1][2 * half],
-                                                              sums[0][2 * half + 1], sums[1][2 * half + 1]};
+      *reinterpret_cast<float4*>(to + half * 8 * kColumns) = {
+          sums.of(0, 2 * half), sums.of(1, 2 * half), sums.of(0, 2 * half + 1), sums.of(1, 2 * half + 1)};
     __syncthreads();
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < heads * kColumns; i += kAttendThreads) {
