@@ -12,12 +12,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 static_assert(kThreads == kRouteThreads && kThreads == kMaxExperts);
-// Routing blocks on a multiprocessor, of which some have room for 1536 threads.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-constexpr int kRoutingBlocks = 1;
-#else
-constexpr int kRoutingBlocks = 2;
-#endif
 
 // The two parts of x, by the blocks from `first` on.
 __device__ void split_x(const MoeDecodeArgs& a, const Workspace& w, int first) {
@@ -199,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A block routes a row, and `parts` behind them group what they choose.
-__global__ void __launch_bounds__(kThreads, kRoutingBlocks)
+__global__ void __launch_bounds__(kThreads, 2)
     route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, bool many, int parts, int multiprocessors) {
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kThreads / kWarp];
