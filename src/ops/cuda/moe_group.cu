@@ -49,13 +49,10 @@ struct ChosenIds {
   const MoeDecodeArgs& a;
   uint32_t* handed;  // null: there already
 
-  // The word of a row, or 0: not there yet.
-  __device__ uint32_t ask(int row) const {
-    if (handed != nullptr) return load_relaxed(handed + row);
-    return ~static_cast<uint32_t>(a.ids[row / a.shape.chosen * a.ids_stride + row % a.shape.chosen]);
-  }
-  __device__ int operator()(int row, uint32_t word = 0) const {
-    while (word == 0) word = ask(row);
+  __device__ int operator()(int row) const {
+    if (handed == nullptr) return a.ids[row / a.shape.chosen * a.ids_stride + row % a.shape.chosen];
+    uint32_t word = 0;
+    while (word == 0) word = load_relaxed(handed + row);
     return static_cast<int>(~word);
   }
   // Nobody asks for it again.
@@ -64,15 +61,9 @@ struct ChosenIds {
   }
 };
 
-// Blocks that group. Of several each gives 1024 rows their places.
-int group_blocks(const MoeDecodeArgs& a, bool many) {
-  return many ? (a.tokens * a.shape.chosen + kThreads - 1) / kThreads : 1;
-}
-
-// Rows in the stable order of (expert, token), cut into row blocks, and shares of them: by block `part` of
-// `parts`, all of which count all rows.
+// Rows in the stable order of (expert, token), cut into row blocks, and shares of them.
 __device__ void group(const MoeDecodeArgs& a, const Workspace& w, bool many, int multiprocessors,
-                      const OwnExpert& expert_of_me, const ChosenIds& id, int part, int parts) {
+                      const OwnExpert& expert_of_me, const ChosenIds& id) {
   const int most = many ? kManyRows : kMaxRows;  // rows of a block
   const MoeShape& s = a.shape;
   const int rows = a.tokens * s.chosen, me = static_cast<int>(threadIdx.x), warp = me / 32, lane = me % 32;
@@ -80,29 +71,12 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, bool many, int
   // How many rows each expert has (thread by expert), and where its rows and its blocks begin.
   __shared__ int next_row[kMaxExperts];  // first the count, then the place of the expert's next row
   __shared__ int3 warp_sum[32];
-  __shared__ __align__(16) uint8_t seen[32][kMaxExperts];  // below; first what is counted of earlier parts
-  int* const earlier = reinterpret_cast<int*>(seen);
-  next_row[me] = earlier[me] = 0;
+  next_row[me] = 0;
   __syncthreads();
-  const int own_rows = part * 1024;
-  int first_id = -1;  // of row own_rows + me
-  constexpr int kAhead = 4;
-  for (int first = me; first < rows; first += kAhead * 1024) {
-    uint32_t words[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) words[j] = first + j * 1024 < rows ? id.ask(first + j * 1024) : 0;
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int row = first + j * 1024;
-      if (row >= rows) break;
-      const int expert = id(row, words[j]);
-      atomicAdd(&next_row[expert], 1);
-      if (row < own_rows) atomicAdd(&earlier[expert], 1);
-      if (row == own_rows + me) first_id = expert;
-    }
-  }
+  const int first_id = me < rows ? id(me) : -1;
+  for (int row = me; row < rows; row += 1024) atomicAdd(&next_row[row == me ? first_id : id(row)], 1);
   __syncthreads();
-  const int count = next_row[me], blocks = (count + most - 1) / most, before_own = earlier[me];
+  const int count = next_row[me], blocks = (count + most - 1) / most;
   // What the passes over the expert's weights take: the last one's rows may fit one tile.
   const int rest = count - (blocks - 1) * most;
   const int cost =
@@ -146,19 +120,19 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, bool many, int
   if (me == 1023 && !many)
     w.gate_up_share[multiprocessors] = w.down_share[multiprocessors] = {first_block + blocks, 0};
   __syncthreads();
-  for (int b = 0; b < blocks && part == 0; ++b) {
+  for (int b = 0; b < blocks; ++b) {
     w.block[first_block + b] = {expert_of_me.gate_up, expert_of_me.down, me, first_row + b * most,
                                 min(most, count - b * most)};
   }
-  if (me == 1023 && part == 0) *w.blocks = first_block + blocks;
-  next_row[me] = first_row + before_own;
+  if (me == 1023) *w.blocks = first_block + blocks;
+  next_row[me] = first_row;
 
   // Rows of an expert in their order: 1024 at a time, a row's place by how many before it chose the same.
-  // seen: rows of a warp that chose the expert.
-  for (int begin = own_rows; begin < (parts > 1 ? min(rows, own_rows + 1024) : rows); begin += 1024) {
+  __shared__ __align__(16) uint8_t seen[32][kMaxExperts];  // rows of a warp that chose the expert
+  for (int begin = 0; begin < rows; begin += 1024) {
     for (int i = me; i < 32 * kMaxExperts / 16; i += 1024) reinterpret_cast<uint4*>(seen)[i] = {0, 0, 0, 0};
-    const int row = begin + me, expert = begin == own_rows ? first_id : row < rows ? id(row) : -1;
-    if (expert >= 0 && parts == 1) id.forget(row);  // else many_rows does, when all parts have it
+    const int row = begin + me, expert = begin == 0 ? first_id : row < rows ? id(row) : -1;
+    if (expert >= 0) id.forget(row);
     const uint32_t same = __match_any_sync(~0u, expert);
     const int rank = __popc(same & ((1u << lane) - 1));
     __syncthreads();
@@ -178,23 +152,21 @@ __device__ void group(const MoeDecodeArgs& a, const Workspace& w, bool many, int
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    group_kernel(MoeDecodeArgs a, bool many, int parts, int multiprocessors) {
+__global__ void __launch_bounds__(kThreads) group_kernel(MoeDecodeArgs a, bool many, int multiprocessors) {
   const OwnExpert expert(a);
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens, many);
-  const int block = static_cast<int>(blockIdx.x);
-  if (block >= parts) {
-    split_x(a, w, parts);
-    return activate_own_share(a, parts);
+  if (blockIdx.x > 0) {
+    split_x(a, w, 1);
+    return activate_own_share(a, 1);
   }
-  group(a, w, many, multiprocessors, expert, {a, nullptr}, block, parts);
+  group(a, w, many, multiprocessors, expert, {a, nullptr});
 }
 
-// A block routes a row, and `parts` behind them group what they choose.
-__global__ void __launch_bounds__(kThreads, 2)
-    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, bool many, int parts, int multiprocessors) {
+// A block routes a row, and one behind them groups what they choose.
+__global__ void __launch_bounds__(kThreads)
+    route_and_group_kernel(RouteArgs route, MoeDecodeArgs a, bool many, int multiprocessors) {
   extern __shared__ __align__(16) uint32_t s_keys[];
   __shared__ float s_warps[kThreads / kWarp];
   const int block = static_cast<int>(blockIdx.x);
@@ -203,12 +175,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   dependency_wait();
   dependency_launch();
   const Workspace w = workspace_at(static_cast<char*>(a.workspace), a.shape, a.tokens, many);
-  if (block >= a.tokens + parts) {
-    split_x(a, w, a.tokens + parts);
-    return activate_own_share(a, a.tokens + parts);
+  if (block > a.tokens) {
+    split_x(a, w, a.tokens + 1);
+    return activate_own_share(a, a.tokens + 1);
   }
   uint32_t* const ids = handed_at(a.handed, a.shape, a.tokens).ids;
-  if (block >= a.tokens) return group(a, w, many, multiprocessors, expert, {a, ids}, block - a.tokens, parts);
+  if (block == a.tokens) return group(a, w, many, multiprocessors, expert, {a, ids});
   route_row(route, block, bias, s_keys, s_warps, [&](int rank, int e) {
     store_relaxed(ids + block * a.shape.chosen + rank, ~static_cast<uint32_t>(e));
   });
@@ -230,17 +202,16 @@ cudaError_t group_rows(const MoeDecodeArgs& args, bool many, int multiprocessors
   const int64_t elements = static_cast<int64_t>(args.tokens) * args.shape.model_chunks() * 128;
   const auto splitting =
       many ? 0 : static_cast<int>(std::min<int64_t>((elements + kThreads - 1) / kThreads, multiprocessors));
-  const int parts = group_blocks(args, many);
   if (args.route == nullptr) {
-    launch_early(group_kernel, parts + splitting, kThreads, 0, stream, args, many, parts, multiprocessors);
+    launch_early(group_kernel, 1 + splitting, kThreads, 0, stream, args, many, multiprocessors);
     return cudaGetLastError();
   }
   const int bytes = route_shared_bytes(*args.route);
   const cudaError_t error =
       cudaFuncSetAttribute(route_and_group_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  launch_early(route_and_group_kernel, args.tokens + parts + splitting, kThreads, static_cast<size_t>(bytes),
-               stream, *args.route, args, many, parts, multiprocessors);
+  launch_early(route_and_group_kernel, args.tokens + 1 + splitting, kThreads, static_cast<size_t>(bytes),
+               stream, *args.route, args, many, multiprocessors);
   return cudaGetLastError();
 }
 

@@ -45,11 +45,6 @@ __device__ inline int64_t many_place(int rows, int row, int c) {
 __global__ void many_rows(MoeDecodeArgs a, Workspace w) {
   after_kernel_before();
   const int b = static_cast<int>(blockIdx.x);
-  uint32_t* const ids = handed_at(a.handed, a.shape, a.tokens).ids;  // all who group have them
-  for (int i = b * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-       a.route != nullptr && blockIdx.y == 0 && i < a.tokens * a.shape.chosen;
-       i += static_cast<int>(gridDim.x * blockDim.x))
-    ids[i] = 0;
   if (b >= *w.blocks) return;
   const RowBlock block = w.block[b];
   const int rows = many_rows_of(block.count), lane = static_cast<int>(threadIdx.x) % 32, part = lane % 2;
