@@ -199,7 +199,9 @@ TEST_P(Attend, LargeScores) {
       dot += static_cast<double>(step.q.read().row(0)[c]) * cache.key(0, p, 0)[c];
     if (dot > best) best = dot, winner = cache.value(0, p, 0);
   }
-  for (int64_t c = 0; c < 16; ++c) EXPECT_EQ(out.view().row(0)[c], winner[c]);
+  // On the tensor cores of a GPU a value is the sum of two parts of 11 bits.
+  const double part = ops_->description().starts_with("cuda") ? 0x1p-21 : 0;
+  for (int64_t c = 0; c < 16; ++c) EXPECT_NEAR(out.view().row(0)[c], winner[c], part * std::fabs(winner[c]));
 }
 
 TEST_P(Attend, SinksAtTheEnds) {

@@ -18,7 +18,8 @@ namespace {
 // most, or one.
 constexpr int64_t kMostHeads = kOperandRows - 1, kFewerHeads = kOperandRows / 2 - 1;
 constexpr int64_t kFewBlocks = 320;
-constexpr int64_t kEnoughBlocks = 2048;  // for any GPU; with more rows, a block takes several pieces
+// With more rows a block takes several pieces: each block prepares its heads anew.
+constexpr int64_t kEnoughBlocks = 256;
 
 // Column c of head h from its pieces in their order (piece(i, value) gives one's sums and value).
 template <class Piece>

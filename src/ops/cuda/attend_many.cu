@@ -143,8 +143,9 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           const int i = n * kIndexStep + 2 * q + v;
-          float& x = weights[n][2 * half + v];
-          x = i >= first[half] && i < last[half] ? scores.of(n, 2 * half + v) * p.scale : -INFINITY;
+          const float x =
+              i >= first[half] && i < last[half] ? scores.of(n, 2 * half + v) * p.scale : -INFINITY;
+          weights[n][2 * half + v] = x;
           top = fmaxf(top, x);
         }
       }
