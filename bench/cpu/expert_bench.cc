@@ -2,7 +2,7 @@
 //
 //   expert_bench [--threads N] [--isa NAME] [--activations exact|int8] [--gib G] [--json]
 //
-// Ceilings: reading memory in sequence (calls of 8 MB a thread through 1 GiB), and FMA in registers (AVX-512
+// Ceilings: reading memory in sequence (1 GiB), and FMA in registers (AVX-512
 // machines), by 1 to N threads; with N again between the formats, since others may use the machine. Then, for
 // each format and number of rows, one product [R, 4096] x [2048, 4096]^T and one layer of routed experts (8
 // of E chosen by each row, model 4096, expert width 2048; spec moe.md 6, shape S, with as many experts as fit
@@ -15,10 +15,8 @@
 #include <time.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -29,7 +27,7 @@
 
 #include "base/thread_pool.h"
 #include "ops/backend.h"
-#include "ops/cpu/isa.h"
+#include "ops/host_read_bandwidth.h"
 
 namespace nibble {
 namespace {
@@ -67,27 +65,6 @@ Time time_of(double enough_s, const Work& work) {
   const double cpu = (cpu_time_s() - cpu_start) / static_cast<double>(times.size());
   std::sort(times.begin(), times.end());
   return {times.front(), times[times.size() / 2], cpu};
-}
-
-// Bytes a second, of all threads of the pool.
-double read_rate(ThreadPool& pool, const Buffer& buffer) {
-  using Line = uint64_t __attribute__((vector_size(64)));
-  constexpr int64_t kTaskBytes = INT64_C(1) << 20, kTasks = 8;
-  const int64_t call_bytes = kTaskBytes * kTasks * pool.threads(), calls = buffer.bytes() / call_bytes;
-  std::atomic<uint64_t> sink = 0;
-  const Time time = time_of(1, [&](int64_t i) {
-    const auto* bytes = buffer.as<std::byte>() + i % calls * call_bytes;
-    pool.parallel_for(call_bytes / kTaskBytes, [&](int64_t task) {
-      const auto* lines = reinterpret_cast<const Line*>(bytes + task * kTaskBytes);
-      uint64_t sums[8] = {};
-      for (int64_t line = 0; line < kTaskBytes / 64; ++line) {
-        for (int j = 0; j < 8; ++j) sums[j] += lines[line][j];
-      }
-      for (uint64_t sum : sums) sink += sum;
-    });
-  });
-  NIBBLE_CHECK(sink != 0);  // and so it was computed
-  return static_cast<double>(call_bytes) / time.least_s;
 }
 
 #if defined(__x86_64__)
@@ -141,8 +118,8 @@ struct HostMatrix {
 // Of all threads.
 struct Ceilings {
   double read = 0, fma = 0;
-  void measure(ThreadPool& pool, const Buffer& buffer) {
-    read = std::max(read, read_rate(pool, buffer));
+  void measure(ThreadPool& pool) {
+    read = std::max(read, host_read_bandwidth(pool).value());
     fma = std::max(fma, fma_rate(pool));
   }
 };
@@ -271,14 +248,11 @@ class Bench {
 };
 
 int run(const Options& options) {
-  const Buffer buffer = Buffer::allocate(host_memory(), INT64_C(1) << 30, "read ceiling").value();
-  use_huge_pages(buffer);
-  std::memset(buffer.as<void>(), 1, static_cast<size_t>(buffer.bytes()));
   nlohmann::ordered_json ceilings_of_fewer = nlohmann::ordered_json::array();
   for (int threads = 1; threads < options.threads; ++threads) {
     ThreadPool pool(threads);
     Ceilings ceilings;
-    ceilings.measure(pool, buffer);
+    ceilings.measure(pool);
     ceilings_of_fewer.push_back(json_of(ceilings, threads));
     if (options.json) continue;
     fmt::print("ceilings, {} threads: read {:.1f} GB/s, FMA {:.1f} GFLOP/s\n", threads, ceilings.read * 1e-9,
@@ -287,7 +261,7 @@ int run(const Options& options) {
   // Others may use the machine: what all threads can do is measured again between the formats.
   Ceilings ceilings;
   ThreadPool pool(options.threads);
-  ceilings.measure(pool, buffer);
+  ceilings.measure(pool);
   std::vector<Line> lines;
   std::string device;
   for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
@@ -298,7 +272,7 @@ int run(const Options& options) {
     const std::unique_ptr<Ops> ops = make_backend("cpu", backend).value();
     device = ops->description();
     Bench(options, *ops, lines).run(format);
-    ceilings.measure(pool, buffer);
+    ceilings.measure(pool);
   }
   if (options.json) {
     nlohmann::ordered_json json = {{"device", device},

@@ -1,8 +1,14 @@
 #include "ops/memory.h"
 
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -117,6 +123,31 @@ void use_huge_pages(const Buffer& host_buffer) {
   if (host_buffer.bytes() >= kAlignedFrom)
     ::madvise(host_buffer.as<void>(), static_cast<size_t>(round_up(host_buffer.bytes(), kHugePage)),
               MADV_HUGEPAGE);
+#endif
+}
+
+// By system calls: libnuma would be a library for two lines.
+MemoryNodes nodes_to_spread_over() {
+  MemoryNodes nodes{};
+#if defined(SYS_get_mempolicy)
+  int policy = MPOL_DEFAULT, of_nodes = 0;
+  if (::syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0) != 0 || policy != MPOL_DEFAULT ||
+      ::syscall(SYS_get_mempolicy, nullptr, nodes.data(), 8 * sizeof(nodes), nullptr, MPOL_F_MEMS_ALLOWED) !=
+          0)
+    return {};
+  for (uint64_t some : nodes) of_nodes += std::popcount(some);
+  if (of_nodes < 2) return {};
+#endif
+  return nodes;
+}
+
+bool spread_over_nodes(const Buffer& host_buffer, const MemoryNodes& nodes) {
+#if defined(SYS_mbind)
+  return nodes != MemoryNodes{} && host_buffer.bytes() >= kAlignedFrom &&
+         ::syscall(SYS_mbind, host_buffer.as<void>(), round_up(host_buffer.bytes(), kHugePage),
+                   MPOL_INTERLEAVE, nodes.data(), 8 * sizeof(nodes), 0) == 0;
+#else
+  return false;
 #endif
 }
 

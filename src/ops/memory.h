@@ -1,6 +1,7 @@
 // The memory of a backend: where weights, activations and the KV cache live.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -70,5 +71,16 @@ int64_t available_host_bytes(const std::string& root = "");
 // fifth faster where it looks up fewer pages. A hint. Not for what is used in part: it would take whole huge
 // pages.
 void use_huge_pages(const Buffer& host_buffer);
+
+// Bits of the memory nodes that the process may use.
+using MemoryNodes = std::array<uint64_t, 16>;
+
+// The nodes over which weights are best spread: none where there is one alone, where the process came with a
+// policy of its own (numactl), or where the kernel does not tell.
+MemoryNodes nodes_to_spread_over();
+
+// Lets the pages of a buffer of host_memory() that nobody has touched lie on these nodes in turn: any thread
+// may come to read any of it, and so has the bandwidth of all. A hint; returns whether the kernel took it.
+bool spread_over_nodes(const Buffer& host_buffer, const MemoryNodes& nodes);
 
 }  // namespace nibble

@@ -2,6 +2,11 @@
 #include "ops/memory.h"
 
 #include <gtest/gtest.h>
+#if defined(__linux__)
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "fake_root.h"
 
@@ -64,6 +69,25 @@ TEST_F(AvailableMemory, IsKnownHere) {
   EXPECT_LT(available_host_bytes(), INT64_MAX);
   EXPECT_EQ(host_memory().most_bytes() < INT64_MAX, true);
 }
+
+#if defined(SYS_mbind)
+// A node by itself, which every machine has, is nothing to spread over unless asked for.
+TEST(MemoryNodes, PagesAreSpreadOverThem) {
+  const Buffer buffer = Buffer::allocate(host_memory(), 8 << 20, "test").value();
+  auto policy = [&] {
+    int of_buffer = -1;
+    ::syscall(SYS_get_mempolicy, &of_buffer, nullptr, 0, buffer.as<void>(), MPOL_F_ADDR);
+    return of_buffer;
+  };
+  const int before = policy();
+  EXPECT_FALSE(spread_over_nodes(buffer, {}));
+  EXPECT_EQ(policy(), before);
+  // Containers may forbid it; that must show in what it returns.
+  const bool may = ::syscall(SYS_mbind, buffer.as<void>(), 8 << 20, MPOL_DEFAULT, nullptr, 0, 0) == 0;
+  EXPECT_EQ(spread_over_nodes(buffer, {1}), may);
+  EXPECT_EQ(policy(), may ? MPOL_INTERLEAVE : before);
+}
+#endif
 
 }  // namespace
 }  // namespace nibble::testing

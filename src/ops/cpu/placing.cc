@@ -126,6 +126,7 @@ Result<Buffer> place_weights(ThreadPool& pool, const std::vector<Matrix*>& matri
   }
   NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(host_memory(), total, "weights"));
   use_huge_pages(buffer);
+  spread_over_nodes(buffer, nodes_to_spread_over());
   auto* const bytes = buffer.as<uint8_t>();
   pool.parallel_for(std::ssize(parts), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];

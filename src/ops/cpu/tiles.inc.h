@@ -89,11 +89,13 @@ NIBBLE_INLINE void add_group(const uint8_t* group, int64_t blocks, const Group* 
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) partial[m] = zero();
   const uint8_t* codes = group + blocks * (kTileWeightRows * Format::kScaleBytes);
+  for (const uint8_t* line = group; line < codes; line += 64) ask_ahead(line);
   for (int64_t b = 0; b < blocks; ++b) {
     Ints w[kSets][4];
 #pragma GCC unroll 4
     for (int i = 0; i < kSets * 2; ++i) {
       const Ints pairs = load_codes(codes + i * 64);
+      ask_ahead(codes + i * 64);
       w[i / 2][i % 2 * 2] = Format::values(low_nibbles(pairs));
       w[i / 2][i % 2 * 2 + 1] = Format::values(low_nibbles(shift_right<4>(pairs)));
     }
