@@ -263,9 +263,12 @@ int attend_many_rows(const Attend& p) {
   const int64_t dim = p.kv.head_dim, group = p.heads / p.kv.kv_heads;
   if ((dim != 64 && dim != 128) || p.kv.value_width() != dim || group > kTileRows || !p.vectors) return 0;
   const int64_t rows = kTileRows / group;
-  return ceil_div(p.all_rows, rows) * p.kv.kv_heads >= kFewestBlocks && p.all_rows >= rows
-             ? static_cast<int>(rows)
-             : 0;
+  if (p.all_rows < rows || ceil_div(p.all_rows, rows) * p.kv.kv_heads < kFewestBlocks) return 0;
+  int device = 0, most_shared = 0;
+  check(cudaGetDevice(&device), "attend");
+  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "attend");
+  const size_t shared = dim == 64 ? sizeof(ManyShared<64>) : sizeof(ManyShared<128>);
+  return static_cast<size_t>(most_shared) >= shared ? static_cast<int>(rows) : 0;
 }
 
 void attend_many(cudaStream_t stream, const Attend& p) {
