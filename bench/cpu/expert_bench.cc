@@ -2,15 +2,15 @@
 //
 //   expert_bench [--threads N] [--isa NAME] [--activations exact|int8] [--gib G] [--json]
 //
-// Ceilings: reading memory in sequence (1 GiB), and FMA in registers (AVX-512
-// machines), by 1 to N threads; with N again between the formats, since others may use the machine. Then, for
-// each format and number of rows, one product [R, 4096] x [2048, 4096]^T and one layer of routed experts (8
-// of E chosen by each row, model 4096, expert width 2048; spec moe.md 6, shape S, with as many experts as fit
-// in G GiB). Weights are cold: a product walks through the experts, and a layer's are drawn anew for each
-// call. Of the repetitions of a call: the least and the median of wall time, and the least of the process's
-// CPU time over N, which is what a call without waiting for memory takes where the cores are not ours alone.
-// Bytes are those of codes and scales, each expert that is hit once; operations are two for a weight and a
-// row. --json: one object instead of lines.
+// Ceilings: reading 1 GiB (host_read_bandwidth()), and FMA in registers (AVX-512 machines), by 1 to N
+// threads; with N again between the formats, since others may use the machine. Then, for each format and
+// number of rows, one product [R, 4096] x [2048, 4096]^T and one layer of routed experts (8 of E chosen by
+// each row, model 4096, expert width 2048; spec moe.md 6, shape S, with as many experts as fit in G GiB).
+// Weights are cold: a product walks through the experts, and a layer's are drawn anew for each call. Of the
+// repetitions of a call: the least and the median of wall time, and the least of the process's CPU time over
+// N, which is what a call without waiting for memory takes where the cores are not ours alone. Bytes are
+// those of codes and scales, each expert that is hit once; operations are two for a weight and a row. --json:
+// one object instead of lines.
 #include <fmt/format.h>
 #include <time.h>
 

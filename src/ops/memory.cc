@@ -1,8 +1,10 @@
 #include "ops/memory.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #if defined(__linux__)
 #include <linux/mempolicy.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -135,6 +137,20 @@ MemoryNodes nodes_to_spread_over() {
       ::syscall(SYS_get_mempolicy, nullptr, nodes.data(), 8 * sizeof(nodes), nullptr, MPOL_F_MEMS_ALLOWED) !=
           0)
     return {};
+  // Only those with processors of ours: others are far, or the memory of a device.
+  cpu_set_t ours;
+  if (::sched_getaffinity(0, sizeof(ours), &ours) != 0) return {};
+  for (size_t node = 0; node < 64 * nodes.size(); ++node) {
+    uint64_t& some = nodes[node / 64];
+    const uint64_t bit = uint64_t{1} << node % 64;
+    if ((some & bit) == 0) continue;
+    bool is_near = false;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE && !is_near; ++cpu) {
+      const std::string link = fmt::format("/sys/devices/system/cpu/cpu{}/node{}", cpu, node);
+      is_near = CPU_ISSET(cpu, &ours) && ::access(link.c_str(), F_OK) == 0;
+    }
+    if (!is_near) some &= ~bit;
+  }
   for (uint64_t some : nodes) of_nodes += std::popcount(some);
   if (of_nodes < 2) return {};
 #endif

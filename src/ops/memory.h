@@ -75,8 +75,9 @@ void use_huge_pages(const Buffer& host_buffer);
 // Bits of the memory nodes that the process may use.
 using MemoryNodes = std::array<uint64_t, 16>;
 
-// The nodes over which weights are best spread: none where there is one alone, where the process came with a
-// policy of its own (numactl), or where the kernel does not tell.
+// The nodes over which weights are best spread, those with processors that the process may use: none where
+// there is one alone, where the process came with a policy of its own (numactl), or where the kernel does not
+// tell.
 MemoryNodes nodes_to_spread_over();
 
 // Lets the pages of a buffer of host_memory() that nobody has touched lie on these nodes in turn: any thread

@@ -138,7 +138,7 @@ class Ops {
   virtual bool use_host_bf16() { return false; }
   // Bytes a second that this backend's processors read from memory, in sequence and with all of them: the
   // ceiling of what reads each weight once. Measures it now, on memory far beyond the caches, which takes
-  // some 100 ms.
+  // a few 100 ms.
   virtual Result<double> read_bandwidth() = 0;
   // Whether expert_ffn does W4A4; where not, the loader refuses it.
   virtual bool does_w4a4() const { return true; }

@@ -154,9 +154,12 @@ TEST_P(Attend, PromptsHaveTheBitsOfTheirRows) {
   struct Case {
     Heads heads;
     int64_t rows, of_first, begin, window;
+    OutputGate gate = OutputGate::kNone;
   };
   for (const Case& c : {Case{{36, 4, 128}, 230, 100, 190, 0}, Case{{36, 4, 128}, 230, 230, 333, 200},
-                        Case{{72, 8, 64}, 121, 61, 0, 0}, Case{{72, 8, 64}, 121, 121, 700, 512}}) {
+                        Case{{72, 8, 64}, 121, 56, 0, 0}, Case{{72, 8, 64}, 121, 121, 700, 512},
+                        Case{{72, 8, 64}, 121, 121, 0, 90, OutputGate::kSoftplusHead},
+                        Case{{32, 32, 64}, 256, 256, 0, 0, OutputGate::kSigmoidElement}}) {
     const int64_t positions = c.begin + c.rows;
     Random random(31);
     Cache cache(*ops_, c.heads, 2, positions, 16, pages_for(positions, 16), 32);
@@ -167,13 +170,22 @@ TEST_P(Attend, PromptsHaveTheBitsOfTheirRows) {
     }
     step.one_sequence = c.of_first == c.rows;
     const std::vector<float> sinks = random.floats(c.heads.query);
-    const float* sinks_H = c.window > 0 ? sinks.data() : nullptr;
-    const RowsBuffer all = attend(*ops_, step, cache.view(), c.window, 0, -1, sinks_H);
+    const float* sinks_H = c.window > 0 || c.begin == 0 ? sinks.data() : nullptr;
+    const bool gates_heads = c.gate == OutputGate::kSoftplusHead;
+    const RowsBuffer gate =
+        RowsBuffer::random(random, c.rows, c.heads.query * (gates_heads ? 1 : c.heads.dim));
+    auto rows = [&](int64_t first, int64_t count) {
+      RowsBuffer out(count, c.heads.query * c.heads.dim);
+      ops_->attend({step.q.read().slice(first, count), cache.view(), step.rows(first, count), c.window,
+                    attend_scale(c.heads.dim), out.view(), sinks_H, c.gate, gate.read().slice(first, count)});
+      return out;
+    };
+    const RowsBuffer all = rows(0, c.rows);
     for (int64_t t = 0; t < c.rows; t += 7) {
       const int64_t count = std::min<int64_t>(7, c.rows - t);
-      EXPECT_TRUE(same_bits(attend(*ops_, step, cache.view(), c.window, t, count, sinks_H).view(),
-                            all.view().slice(t, count)));
+      EXPECT_TRUE(same_bits(rows(t, count).view(), all.view().slice(t, count)));
     }
+    if (c.gate != OutputGate::kNone) continue;  // judged in Fused.AttendAndGate
     for (int64_t t : {int64_t{0}, c.rows / 2, c.rows - 1}) {
       const int64_t last = step.positions[static_cast<size_t>(t)];
       std::vector<int64_t> seen;

@@ -14,8 +14,7 @@
 namespace nibble::cuda {
 namespace {
 
-// Heads of a block, and where blocks are few. Where it prepares them, a warp has two heads or the key, at
-// most, or one.
+// Heads of a block: with the key, two for each warp to prepare; and where blocks are few, one.
 constexpr int64_t kMostHeads = kOperandRows - 1, kFewerHeads = kOperandRows / 2 - 1;
 constexpr int64_t kFewBlocks = 320;
 // With more rows a block takes several pieces: each block prepares its heads anew.
@@ -162,7 +161,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       return;
     }
     sum_values(p.kv, s, heads, indices, width, values, [&](int h, int c, float value) {
-      float* out = of_heads + h * head_stride + piece * (2 + width);
+      float* out = of_heads + h * head_stride + int64_t{piece} * (2 + width);
       if (c == 0) out[0] = s.weighed[h].top, out[1] = s.weighed[h].sum;
       out[2 + c] = value;
     });
@@ -182,7 +181,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   for (int i = thread; i < heads * width; i += kAttendThreads) {
     const int h = i / width, c = i % width;
     write(h, c, pieces, [&](int piece, float& value) {
-      const float* at = of_heads + h * head_stride + piece * (2 + width);
+      const float* at = of_heads + h * head_stride + int64_t{piece} * (2 + width);
       value = __ldcg(at + 2 + c);
       return Weighed{__ldcg(at), __ldcg(at + 1)};
     });

@@ -10,7 +10,8 @@
 // of the four products of two such the smallest is left out (below 2^-20 of the whole). m16n8k8 has 16 rows
 // (heads, or heads of several rows) as its M; a score adds the columns of K in steps of 16, of which lane q
 // (0..3) has four beside each other, in two products of two each; a value adds the indices in steps of eight,
-// of which lane q has two. An index that the row does not look at has weight 0, which changes no sum.
+// of which lane q has two. An index that the row does not look at has weight 0, which changes no sum (of
+// finite values).
 #pragma once
 
 #include "ops/cuda/common.cuh"

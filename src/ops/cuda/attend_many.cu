@@ -29,7 +29,7 @@ struct ManyShared {
 
 // One row of the operand, of a lane.
 struct OperandRow {
-  int t = 0, head = 0;
+  int head = 0;
   IndexRange range;  // empty: no such row
 };
 
@@ -42,9 +42,10 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
   dependency_launch();
   dependency_wait();
   // The last rows look at most: they come first.
-  const int tile = static_cast<int>(gridDim.y - 1 - blockIdx.y), kv_head = static_cast<int>(blockIdx.x);
+  const auto kv_heads = static_cast<int>(p.kv.kv_heads), block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int tile = block / kv_heads, kv_head = block % kv_heads;
   if (!is_of_one_sequence(p, tile)) return;
-  const int group = p.heads / static_cast<int>(p.kv.kv_heads), t0 = tile * p.tile_rows;
+  const int group = p.heads / kv_heads, t0 = tile * p.tile_rows;
   const int rows = min(p.tile_rows, p.all_rows - t0);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
   const int g = lane / 4, q = lane % 4;
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
   for (int half = 0; half < 2; ++half) {
     const int m = warp * kOperandRows + half * 8 + g;
     if (m >= rows * group) continue;
-    row[half] = {t0 + m / group, kv_head * group + m % group, range_of(p, t0 + m / group)};
+    row[half] = {kv_head * group + m % group, range_of(p, t0 + m / group)};
   }
   __syncthreads();
   const int begin = s.begin, end = s.end;
@@ -134,7 +135,8 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
     if (piece + 1 < pieces) bring(p.kv.keys, s.keys, Shared::kKeyStride, piece + 1);
     copies_end_group();
 
-    float weights[kPieceSteps][4], keep[2] = {1, 1}, take[2] = {0, 0};
+    float weights[kPieceSteps][4], keep[2], take[2];
+    const bool looks[2] = {first[0] < kPiece && last[0] > 0, first[1] < kPiece && last[1] > 0};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top = -INFINITY;
@@ -151,14 +153,13 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
       }
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
-      const bool looks = top > -INFINITY;
       float eights[kPieceSteps / 2];  // as weigh() adds them
 #pragma unroll
       for (int n = 0; n < kPieceSteps; ++n) {
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           float& x = weights[n][2 * half + v];
-          x = looks ? expf(x - top) : 0.0f;
+          x = looks[half] ? expf(x - top) : 0.0f;
         }
       }
       constexpr int kHalf = kPieceSteps / 2;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
       }
       float sum = eights[0] + __shfl_xor_sync(kAllLanes, eights[0], 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      if (looks) joined[half].add({top, sum}, keep[half], take[half]);
+      if (looks[half]) joined[half].add({top, sum}, keep[half], take[half]);
     }
     copies_wait_but<1>();
     __syncthreads();
@@ -199,11 +200,11 @@ __global__ void __launch_bounds__(kAttendThreads, 1) attend_many_kernel(const __
       }
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
-        const bool looks = take[v / 2] > 0 || keep[v / 2] != 1;
         float joined_now[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          joined_now[i] = looks ? result[i][v] * keep[v / 2] + sums.of(i, v) * take[v / 2] : result[i][v];
+          joined_now[i] =
+              looks[v / 2] ? result[i][v] * keep[v / 2] + sums.of(i, v) * take[v / 2] : result[i][v];
 #pragma unroll
         for (int i = 0; i < kUnits * 4 - 4; ++i) result[i][v] = result[i + 4][v];
 #pragma unroll
@@ -251,8 +252,7 @@ void launch(cudaStream_t stream, const Attend& p) {
   check(cudaFuncSetAttribute(attend_many_kernel<kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(sizeof(ManyShared<kDim>))),
         "attend");
-  const dim3 grid(static_cast<unsigned>(p.kv.kv_heads),
-                  static_cast<unsigned>(ceil_div(p.all_rows, p.tile_rows)));
+  const auto grid = static_cast<unsigned>(p.kv.kv_heads * ceil_div(p.all_rows, p.tile_rows));
   launch_early(attend_many_kernel<kDim>, grid, kAttendThreads, sizeof(ManyShared<kDim>), stream, p);
 }
 

@@ -67,7 +67,8 @@ std::string without_tensor_cores(const Device& device, const std::string& tensor
 std::vector<std::string> choices(const Device& device, const std::string& tensor_cores, bool graphs) {
   std::vector<std::string> lines;
   if (tensor_cores == "off") {
-    lines.emplace_back("products and routed experts in any format: float32 kernels; tensor cores are off");
+    lines.emplace_back(
+        "products and routed experts in any format: float32 kernels; tensor cores are off for them");
   } else {
     std::vector<std::string_view> others;
     const std::string why = why_no_tiles(device);
@@ -91,6 +92,9 @@ std::vector<std::string> choices(const Device& device, const std::string& tensor
     }
     lines.emplace_back("routed experts in other formats: float32 kernels, none on tensor cores");
   }
+  lines.emplace_back(
+      "attention: tensor cores, float32 numbers in two parts; prompts of heads of 64 or 128 by tiles of "
+      "rows");
   lines.emplace_back(graphs ? "steps of few rows: recorded as graphs and replayed"
                             : "steps: launch by launch, since graphs are off");
   return lines;

@@ -44,6 +44,9 @@ Result<Device> find_device() {
   device.shared_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
   device.free_bytes = static_cast<int64_t>(free_bytes);
   device.total_bytes = static_cast<int64_t>(total_bytes);
+  if (device.major < 8)
+    return user_error("CUDA device {}: compute capability {}.{}; wanted 8.0 or later", device.name,
+                      device.major, device.minor);
   if (cudaError_t error = find_kernels(device.compiled_for); error != cudaSuccess) {
     return user_error(
         "CUDA device {}: this build has no kernels for compute capability {}.{} ({}); build with "

@@ -16,8 +16,8 @@
 
 namespace nibble::cuda {
 
-// Compute capabilities are 90 for 9.0 here. From this one on kernels may be on tensor cores and may start
-// while the one before still ends.
+// Compute capabilities are 90 for 9.0 here. From this one on products with weights may be on tensor cores,
+// and kernels may start while the one before still ends.
 inline constexpr int kHopper = 90;
 // For which one the code was compiled that runs on the current device: its own or an earlier one. An error
 // where this build has none. (rows.cu)
@@ -65,12 +65,12 @@ void grouped_linear(cudaStream_t stream, MatrixFormat format, const GroupedLinea
 // prepare_attend.cu
 void prepare_attend(cudaStream_t stream, const PrepareAttendArgs& args);
 
-// attend.cu. `selection` null: all visible positions. `prepare` null: q, the keys and the values are
-// prepared; else that is done here, too, for rows that are one_a_sequence: then positions, page tables and
-// earlier keys and values are read before the kernel before is done, so they come from uploads and from steps
-// before. `scratch` has room for
-// `scratch_rows` times attend_row_scratch elements: so many rows are done at once. `arrived` has a place for
-// each head of those rows, zero, and zero again afterwards.
+// attend.cu, attend_many.cu (prompts). `selection` null: all visible positions. `prepare` null: q, the keys
+// and the values are prepared; else that is done here, too, for rows that are one_a_sequence: then positions,
+// page tables and earlier keys and values are read before the kernel before is done, so they come from
+// uploads and from steps before. `scratch` has room for `scratch_rows` times attend_row_scratch elements: so
+// many rows are done at once. `arrived` has a place for each head of those rows, zero, and zero again
+// afterwards.
 int64_t attend_row_scratch(const AttendArgs& args, const Selection* selection);
 void attend(cudaStream_t stream, const AttendArgs& args, const Selection* selection,
             const PrepareAttendArgs* prepare, float* scratch, int64_t scratch_rows, uint32_t* arrived);

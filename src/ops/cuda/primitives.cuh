@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-// Devices of compute capability 9.0 or later have what the kernels on tensor cores are made of: bulk copies,
-// mbarriers that count bytes, products of bfloat16 pairs. In code for older ones these kernels are empty, and
-// nobody launches them (moe_formats.h); the others do without programmatic dependent launch. Kernels ask by
-// the macro, the host by kHopper (kernels.h).
+// Devices of compute capability 9.0 or later have what the kernels of weights on tensor cores are made of:
+// bulk copies, mbarriers that count bytes. (Attention takes what 8.0 has.) In code for older ones these
+// kernels are empty, and nobody launches them (moe_formats.h); the others do without programmatic dependent
+// launch. Kernels ask by the macro, the host by kHopper (kernels.h).
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define NIBBLE_HOPPER_OR_LATER
 #endif
