@@ -39,6 +39,17 @@ int within_quota(int cpus, const std::string& root) {
   return std::max(cpus, 1);
 }
 
+// Tells the core that this is a waiting loop.
+void relax_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+}  // namespace
+
 std::vector<int> affinity_mask() {
   std::vector<int> cpus;
   cpu_set_t set;
@@ -50,17 +61,6 @@ std::vector<int> affinity_mask() {
   }
   return cpus;
 }
-
-// Tells the core that this is a waiting loop.
-void relax_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
-}  // namespace
 
 int usable_cpus() { return within_quota(static_cast<int>(affinity_mask().size()), ""); }
 

@@ -19,6 +19,8 @@
 
 namespace nibble {
 
+// The CPUs of the process's affinity mask; all where it is not known.
+std::vector<int> affinity_mask();
 // The number of CPUs that this process may use: affinity mask and cgroup v2/v1 quota respected; at least 1.
 int usable_cpus();
 // The same, but of CPUs that are threads of one core only one counts: a core's threads share what multiplies.

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #if defined(__linux__)
 #include <linux/mempolicy.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -18,6 +17,7 @@
 #include <string>
 
 #include "base/numbers.h"
+#include "base/thread_pool.h"
 
 namespace nibble {
 namespace {
@@ -138,17 +138,14 @@ MemoryNodes nodes_to_spread_over() {
           0)
     return {};
   // Only those with processors of ours: others are far, or the memory of a device.
-  cpu_set_t ours;
-  if (::sched_getaffinity(0, sizeof(ours), &ours) != 0) return {};
+  const std::vector<int> ours = affinity_mask();
   for (size_t node = 0; node < 64 * nodes.size(); ++node) {
     uint64_t& some = nodes[node / 64];
     const uint64_t bit = uint64_t{1} << node % 64;
     if ((some & bit) == 0) continue;
-    bool is_near = false;
-    for (size_t cpu = 0; cpu < CPU_SETSIZE && !is_near; ++cpu) {
-      const std::string link = fmt::format("/sys/devices/system/cpu/cpu{}/node{}", cpu, node);
-      is_near = CPU_ISSET(cpu, &ours) && ::access(link.c_str(), F_OK) == 0;
-    }
+    const bool is_near = std::ranges::any_of(ours, [&](int cpu) {
+      return ::access(fmt::format("/sys/devices/system/cpu/cpu{}/node{}", cpu, node).c_str(), F_OK) == 0;
+    });
     if (!is_near) some &= ~bit;
   }
   for (uint64_t some : nodes) of_nodes += std::popcount(some);

@@ -231,12 +231,15 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
   const int64_t heads = args.q.cols / args.kv.head_dim, group = heads / args.kv.kv_heads;
   const bool is_few = args.q.rows * args.kv.kv_heads * most_pieces(args, selection) <= kFewBlocks;
   const int64_t chunks = ceil_div(group, is_few ? kFewerHeads : kMostHeads);
-  Attend p{.kv = args.kv,
+  Attend p{.q = args.q,
+           .kv = args.kv,
            .rows = args.rows,
            .window = args.window,
            .scale = args.scale,
            .sinks = args.sinks_H,
            .gate_kind = args.gate_kind,
+           .gate = args.gate,
+           .out = args.out,
            .heads = static_cast<int>(heads),
            .chunks = static_cast<int>(chunks),
            .chunk_heads = static_cast<int>(ceil_div(group, chunks)),
@@ -250,7 +253,6 @@ void attend(cudaStream_t stream, const AttendArgs& args, const Selection* select
   };
   p.vectors = aligned(args.q.data, args.q.stride) && aligned(args.kv.keys, args.kv.head_dim) &&
               aligned(args.kv.values, args.kv.value_width());
-  p.q = args.q, p.out = args.out, p.gate = args.gate;
   if (prepare == nullptr && selection == nullptr) p.tile_rows = attend_many_rows(p);
   if (p.tile_rows > 0) {
     attend_many(stream, p);

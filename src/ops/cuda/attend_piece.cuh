@@ -188,8 +188,8 @@ __device__ inline void load_values(const KvView& kv, const AttendShared<kHeads>&
   }
 }
 
-// put(head, column, sum of weight * value) of a piece. `values` are the first ones that this lane
-// takes.
+// put(head, column, sum of weight * value) of a piece. `values` are the first ones that this
+// lane takes.
 template <int kHeads, class Put>
 __device__ void sum_values(const KvView& kv, const AttendShared<kHeads>& s, int heads,
                            const PieceIndices& piece, int width, float2 (&values)[kValuesAhead][2], Put put) {
