@@ -25,6 +25,7 @@ template <class Piece>
 __device__ float join(const Attend& p, int64_t t, int h, int c, float head_gate, int count, Piece piece) {
   Joined joined(p, h);
   float result = 0;
+#pragma unroll 1
   for (int i = 0; i < count; ++i) {
     float value, keep, take;
     joined.add(piece(i, value), keep, take);
@@ -52,6 +53,7 @@ __device__ void prepare_heads(const Attend& p, const PrepareAttendArgs& prepare,
     if (h <= heads) ahead[i] = HeadAhead(prepare, t, from(h), norm(h));
   }
   const float* value = prepare.v.data + t * prepare.v.stride + g * width;
+#pragma unroll 1
   for (int c = static_cast<int>(threadIdx.x); c < width; c += kAttendThreads) s.value[c] = value[c];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -114,6 +116,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       const int64_t token = token_index(p.kv, slot, p.counts != nullptr ? chosen[at + i] : at + i, g);
       s.tokens[i] = token;
       constexpr int kLine = 128 / sizeof(float);
+#pragma unroll 1
       for (int c = 0; c < width; c += kLine) prefetch(p.kv.values + token * width + c);
     }
     __syncthreads();
@@ -121,20 +124,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     load_values(p.kv, s, indices, 0, values);
     return indices;
   };
-  PieceIndices indices;
-  if (pieces > 0) indices = enter(first_of_block);
-  if constexpr (kPrepares) {
-    const bool writes = block % p.chunks == 0 && first_of_block == 0;
-    const int64_t token = writes ? token_index(p.kv, slot, range.end - 1, g) : 0;
-    dependency_wait();
-    if (gates_heads) gate = load_gate();
-    prepare_heads(p, prepare, s, t, g, first_head, heads);
-    if (gates_heads) s.gates[thread] = gate_factor(p.gate_kind, gate);
-    __syncthreads();
-    for (int c = thread; writes && c < dim; c += kAttendThreads) p.kv.keys[token * dim + c] = s.key[c];
-    for (int c = thread; writes && c < width; c += kAttendThreads)
-      p.kv.values[token * width + c] = s.value[c];
-  } else {
+  if constexpr (!kPrepares) {
     if (gates_heads) s.gates[thread] = gate_factor(p.gate_kind, gate);
     __syncthreads();
   }
@@ -146,26 +136,38 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
         join(p, t, first_head + h, c, s.gates[h], count, of_piece);
   };
   for (int piece = first_of_block; piece < pieces; piece += step) {
-    if (piece > first_of_block) indices = enter(piece);
+    const PieceIndices indices = enter(piece);
+    if (kPrepares && piece == first_of_block) {
+      const bool writes = block % p.chunks == 0 && first_of_block == 0;
+      const int64_t token = writes ? token_index(p.kv, slot, range.end - 1, g) : 0;
+      dependency_wait();
+      if (gates_heads) gate = load_gate();
+      prepare_heads(p, prepare, s, t, g, first_head, heads);
+      if (gates_heads) s.gates[thread] = gate_factor(p.gate_kind, gate);
+      __syncthreads();
+#pragma unroll 1
+      for (int c = thread; writes && c < dim; c += kAttendThreads) p.kv.keys[token * dim + c] = s.key[c];
+#pragma unroll 1
+      for (int c = thread; writes && c < width; c += kAttendThreads)
+        p.kv.values[token * width + c] = s.value[c];
+    }
     score(p.kv, p.scale, s, heads, indices, keys);
     __syncthreads();
     weigh(s, heads, indices);
     __syncthreads();
-    if (pieces == 1) {
-      sum_values(p.kv, s, heads, indices, width, values, [&](int h, int c, float value) {
-        write(h, c, 1, [&](int, float& of_piece) {
+    sum_values(p.kv, s, heads, indices, width, values, [&](int h, int c, float value) {
+      if (pieces == 1) {
+        return write(h, c, 1, [&](int, float& of_piece) {
           of_piece = value;
           return s.weighed[h];
         });
-      });
-      return;
-    }
-    sum_values(p.kv, s, heads, indices, width, values, [&](int h, int c, float value) {
+      }
       float* out = of_heads + h * head_stride + int64_t{piece} * (2 + width);
       if (c == 0) out[0] = s.weighed[h].top, out[1] = s.weighed[h].sum;
       out[2 + c] = value;
     });
   }
+  if (pieces == 1) return;
   // sum_values ends with a barrier: what the block wrote is ordered before the fence of its first thread.
   const auto blocks = static_cast<uint32_t>(min(pieces, step));
   if (blocks > 1) {

@@ -46,9 +46,9 @@ __device__ inline float block_max(float value, float* s_warps) {
   return block_combine(warp_max(value), s_warps, blockDim.x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// How many threads norm a row best: four columns each, or eight of a wide one.
+// How many threads norm a row best: eight columns each, or more of a wide one.
 __host__ __device__ inline int norm_threads(int64_t cols) {
-  const int64_t threads = (cols + 127) / 128 * 32;
+  const int64_t threads = (cols + 255) / 256 * 32;
   return static_cast<int>(threads < 1024 ? threads : 1024);
 }
 

@@ -40,6 +40,7 @@ __device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const
   constexpr int kColumns = 4 * kWarp;
   float chains[2] = {};
   float4 weighted = ahead.x;
+#pragma unroll 1
   for (int first = 0, turn = 0; first < dim; first += kColumns, turn ^= 1) {
     const int c = first + lane * 4;
     float4 x = first == 0 ? ahead.x : load_four(from, c, dim, ahead.vectors);
@@ -54,7 +55,9 @@ __device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const
     for (float chain : chains) squares += chain + __shfl_xor_sync(kAllLanes, chain, kWarp / 2);
     const float factor = norm_factor(squares, dim, p.eps);
     store_four(s_x, lane * 4, dim, times(weighted, factor));
+#pragma unroll 1
     for (int c = kColumns + lane * 4; c < dim; c += kColumns) {
+#pragma unroll 1
       for (int i = c; i < min(c + 4, dim); ++i) s_x[i] *= factor;
     }
   }
@@ -74,6 +77,7 @@ __device__ inline void prepare_head(const PrepareAttendArgs& p, int64_t t, const
     const int i = lane + j * kWarp;
     if (i < half) turn(i, ahead.cosine[j], ahead.sine[j]);
   }
+#pragma unroll 1
   for (int i = lane + HeadAhead::kTurns * kWarp; i < half; i += kWarp) turn(i, table[i], table[half + i]);
   __syncwarp();
 }
