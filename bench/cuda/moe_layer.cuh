@@ -73,6 +73,14 @@ struct Layer {
     table = device(packed);
     CHECK(cudaDeviceSynchronize());
   }
+  void release() {
+    for (Raw& r : raw) {
+      for (const DiskMatrix& m : {r.gate, r.up, r.down})
+        for (const uint8_t* bytes : {m.codes, m.scales}) CHECK(cudaFree(const_cast<uint8_t*>(bytes)));
+    }
+    for (PackedExpert& e : packed)
+      for (const uint8_t* bytes : {e.gate_up, e.down}) CHECK(cudaFree(const_cast<uint8_t*>(bytes)));
+  }
 };
 
 struct Step {
