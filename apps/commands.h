@@ -20,6 +20,7 @@ struct ModelOptions {
   std::string cpu_isa;                    // --cpu-isa; empty: the best that the machine has
   std::string cpu_activations = "exact";  // --cpu-activations: exact, int8
   std::string tensor_cores;               // --tensor-cores: on, off; empty: where they can
+  std::string moe_path = "auto";          // --moe-path: auto, few, many, portable
   bool cuda_graphs = true;                // --no-cuda-graphs
   int threads = 0;                        // -t; 0: one for each physical core that this process may use
   int64_t context = 0;                    // -c; 0: the model's own, at most EngineOptions::kDefaultContext

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "commands.h"
+#include "model_path.h"
 #include "ops/backend.h"
 #include "ops/self_test.h"
 
@@ -12,7 +13,7 @@ namespace nibble {
 Status doctor_command(const DoctorOptions& options) {
   const bool asked = !options.device.empty();
   for (const std::string& name : asked ? std::vector{options.device} : backend_names()) {
-    auto backend = make_backend(name, {});
+    auto backend = make_backend(name, {.moe_paths_file = moe_paths_file()});
     if (!backend.ok()) {
       if (asked) return backend.status();
       fmt::print("{:<10} not here: {}\n", name, backend.status().message());

@@ -17,6 +17,14 @@ std::string cache_directory() {
 
 }  // namespace
 
+std::string moe_paths_file() {
+  if (const char* file = std::getenv("NIBBLE_MOE_PATHS")) return file;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0')
+    return join_path(cache, "nibble/moe_paths.json");
+  const char* home = std::getenv("HOME");
+  return home != nullptr ? join_path(home, ".cache/nibble/moe_paths.json") : "";
+}
+
 Result<std::string> find_model(const std::string& name) {
   const FileSystem& files = FileSystem::posix();
   if (is_synthetic(name) || files.is_directory(name)) return name;

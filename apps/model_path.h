@@ -11,4 +11,7 @@ namespace nibble {
 // under $HF_HOME/hub (else ~/.cache/huggingface/hub): the snapshot that refs/main names.
 Result<std::string> find_model(const std::string& name);
 
+// $NIBBLE_MOE_PATHS, or nibble/moe_paths.json in the user's cache.
+std::string moe_paths_file();
+
 }  // namespace nibble

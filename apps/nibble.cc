@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "ids.h"
+#include "model_path.h"
 #include "ops/backend.h"
 
 namespace nibble {
@@ -89,6 +90,13 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->check(CLI::IsMember({"on", "off"}))
       ->group("Machine");
   command
+      .add_option("--moe-path", o.moe_path,
+                  "Routed experts on cuda: the kernels for few or many rows an expert (same bits), float32 "
+                  "ones (portable), or the fastest (auto)")
+      ->check(CLI::IsMember({"auto", "few", "many", "portable"}))
+      ->capture_default_str()
+      ->group("Machine");
+  command
       .add_flag("!--no-cuda-graphs", o.cuda_graphs,
                 "Launch each kernel of a step by itself (slower, same bits)")
       ->group("Machine");
@@ -132,6 +140,8 @@ BackendOptions backend_options(const ModelOptions& o) {
                          .cpu_isa = o.cpu_isa,
                          .cpu_activations = o.cpu_activations,
                          .tensor_cores = o.tensor_cores,
+                         .moe_path = o.moe_path,
+                         .moe_paths_file = moe_paths_file(),
                          .cuda_graphs = o.cuda_graphs};
   if (options.tensor_cores.empty() && o.moe_arith == "w4a4") options.tensor_cores = "off";
   return options;

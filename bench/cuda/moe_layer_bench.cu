@@ -4,6 +4,9 @@
 //
 //   moe_layer_bench [--json] [LETTERS]: c checks, r with routing, t times of a layer, p one launch of each,
 //   for ncu; without letters c, r and t
+//   moe_layer_bench m E,A,D,I,BLOCK...: prints, for $NIBBLE_MOE_PATHS or ~/.cache/nibble/moe_paths.json, up
+//   to how many tokens the kernel for few rows is faster (BLOCK 16: NVFP4, 32: MXFP4), without a shared
+//   expert
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -119,15 +122,7 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   CHECK(cudaMemcpy(handed.data(), room.handed, handed.size() * 4, cudaMemcpyDeviceToHost));
   report(std::count(handed.begin(), handed.end(), 0u) == static_cast<int64_t>(handed.size()),
          name + ": what is handed on is zero again");
-  for (Raw& r : layer.raw) {
-    for (const uint8_t* p :
-         {r.gate.codes, r.gate.scales, r.up.codes, r.up.scales, r.down.codes, r.down.scales})
-      CHECK(cudaFree(const_cast<uint8_t*>(p)));
-  }
-  for (PackedExpert& p : layer.packed) {
-    CHECK(cudaFree(const_cast<uint8_t*>(p.gate_up)));
-    CHECK(cudaFree(const_cast<uint8_t*>(p.down)));
-  }
+  layer.release();
 }
 
 __global__ void __launch_bounds__(512)
@@ -239,6 +234,35 @@ void routed_times(const cudaDeviceProp& p, Report& results) {
   }
 }
 
+int measure_crossovers(const char* device_name, int count, char** layers) {
+  std::string json;
+  for (int i = 0; i < count && has_wgmma(); ++i) {
+    MoeShape s;
+    if (std::sscanf(layers[i], "%d,%d,%d,%d,%d", &s.experts, &s.chosen, &s.model, &s.width, &s.block) != 5 ||
+        s.chosen > s.experts)
+      return std::fprintf(stderr, "wanted E,A,D,I,BLOCK, found %s\n", layers[i]), 1;
+    Layer layer(s, 79);
+    std::mt19937 random(7);
+    int most_few = 15;  // or the most of these tokens where it is not slower
+    for (int tokens : {16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048}) {
+      const Step step = make_step(s, tokens, random);
+      auto time = [&](int few_up_to) {
+        layer.shape.most_few = few_up_to;
+        const Room room(layer.shape, tokens);
+        return time_us(4, true, [&](int) { CHECK(moe_decode(args_of(layer, step, room), stream)); }).median;
+      };
+      const double few = time(INT_MAX), many = time(0);
+      if (few <= many) most_few = tokens;
+      std::fprintf(stderr, "%4d tokens: few %8.1f us, many %8.1f us\n", tokens, few, many);
+      CHECK(cudaFree(step.d_x));
+      CHECK(cudaFree(step.d_out));
+    }
+    layer.release();
+    json += (i > 0 ? ",\n \"" : "\"") + crossover_key(device_name, s) + "\": " + std::to_string(most_few);
+  }
+  return std::printf("{%s}\n", json.c_str()) < 0;
+}
+
 int main(int argc, char** argv) {
   Report results(argc, argv);
   text = results.text;
@@ -249,6 +273,10 @@ int main(int argc, char** argv) {
   cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, 0) != cudaSuccess)
     return std::fprintf(text, "skipped: no GPU\n"), results.finish(), 0;
+  if (argc > 2 && argv[1][0] == 'm') {
+    CHECK(cudaStreamCreate(&stream));
+    return measure_crossovers(p.name, argc - 2, argv + 2);
+  }
   std::fprintf(text, "%s, sm_%d%d, %d SMs, L2 %.0f MB\n", p.name, p.major, p.minor, p.multiProcessorCount,
                p.l2CacheSize / 1e6);
   CHECK(cudaStreamCreate(&stream));

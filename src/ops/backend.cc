@@ -23,6 +23,11 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   if (options.cpu_activations != "exact" && options.cpu_activations != "int8") {
     return user_error("cpu-activations: wanted exact or int8, found '{}'", options.cpu_activations);
   }
+  const std::string& path = options.moe_path;
+  if (path != "auto" && path != "few" && path != "many" && path != "portable")
+    return user_error("moe-path: wanted auto, few, many or portable, found '{}'", path);
+  if (path != "auto" && name != "cuda")
+    return user_error("moe-path {}: wanted device 'cuda' with it, found '{}'", path, name);
   const bool int8_activations = options.cpu_activations == "int8";
   if (int8_activations && name != "cpu") {
     return user_error("cpu-activations int8: wanted device 'cpu' with it, found '{}'", name);
@@ -32,7 +37,7 @@ Result<std::unique_ptr<Ops>> make_backend(const std::string& name, const Backend
   if (name == "cpu") return make_cpu_ops(threads, options.cpu_isa, int8_activations);
 #ifdef NIBBLE_CUDA
   if (name == "cuda")
-    return make_cuda_ops({.tensor_cores = options.tensor_cores, .graphs = options.cuda_graphs});
+    return make_cuda_ops({options.tensor_cores, path, options.moe_paths_file, options.cuda_graphs});
 #else
   if (name == "cuda")
     return user_error("device 'cuda': this build has no CUDA, since it was made without nvcc");

@@ -23,7 +23,11 @@ struct BackendOptions {
   // experts that it cannot), "off", "": where it can. The sums differ in their last bits, so this never
   // depends on the step.
   std::string tensor_cores;
-  bool cuda_graphs = true;  // the cuda backend records steps of few rows and replays them
+  // Kernels of routed experts on the cuda backend: "few", "many" (rows an expert; an error where they cannot
+  // run), "portable" (float32), or "auto". few and many give the same bits.
+  std::string moe_path = "auto";
+  std::string moe_paths_file;  // JSON of moe_layer_bench, for auto: from how many rows on many is faster
+  bool cuda_graphs = true;     // the cuda backend records steps of few rows and replays them
 };
 
 // What make_backend knows, whether or not it is in this build and the machine has what it needs.

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <vector>
 
-#include "ops/backends.h"
+#include "ops/expert_layer.h"
 
 namespace nibble::testing {
 namespace {
@@ -39,6 +39,23 @@ TEST(Cuda, MemoryThatIsNotThereIsAnErrorWithTheNumbers) {
   std::fill_n(x.view().row(0), 8, 1.0f);
   OnHostData(std::move(ops)).linear(x.read(), w.matrix, out.view());
   EXPECT_FALSE(std::isnan(out.view().row(0)[3]));
+}
+
+TEST(Cuda, MoePathsGiveTheSameBits) {
+  const auto forced = make_backend("cuda", {.moe_path = "many"});
+  if (!forced.ok()) GTEST_SKIP() << "skipped: " << forced.status().message();
+  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4}) {
+    for (int64_t rows : {1, 9, 70, 200}) {
+      Random random(92);
+      const Layer layer(random, {7, 3, 416, 224, rows}, format, format);
+      auto run = [&](const char* path) {
+        OnHostData ops(make_backend("cuda", {.moe_path = path}).value());
+        return expert_ffn(ops, layer);
+      };
+      for (const char* path : {"few", "many"})
+        EXPECT_TRUE(same_bits(run(path).read(), run("auto").read())) << path << ", rows " << rows;
+    }
+  }
 }
 
 // To the host's ordinary memory and to that of its own, beyond what goes through a buffer between and not.

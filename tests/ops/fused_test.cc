@@ -602,6 +602,7 @@ TEST_P(Fused, RoutedAndSharedExperts) {
 }
 
 INSTANTIATE_ON_ALL_BACKENDS(Fused);
+INSTANTIATE_TEST_SUITE_P(Many, Fused, ::testing::ValuesIn(many_rows_backends()), case_name);
 
 }  // namespace
 }  // namespace nibble::testing

@@ -219,6 +219,8 @@ def test_bench():
      ["KV cache and activations", "wanted", "available"]),
     (["-m", DEMO, "-p", "100000000"], ["pp100000000", "positions"]),
     (["-m", DEMO, "--bach", "1"], ["--bach", "--batch"]),
+    (["-m", DEMO, "--moe-path", "few"], ["moe-path few: wanted device 'cuda'"]),
+    (["-m", DEMO, "--moe-path", "grouped"], ["grouped", "auto,few,many,portable"]),
     (["-m", "synthetic:laguna-m.1"], ["synthetic:laguna-m.1", "synthetic:laguna-s-2.1"]),
     (["-m", "synthetic:laguna-xs.2:layers=99"], ["layers=99", "1 to 40"]),
 ])

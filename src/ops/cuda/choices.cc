@@ -5,6 +5,7 @@
 #include <functional>
 #include <string_view>
 
+#include "base/one_line.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/moe_formats.h"
 #include "ops/cuda/moe_workspace.h"
@@ -37,8 +38,8 @@ std::string products(MatrixFormat format) {
   return fmt::format("products with {}: tensor cores, mma.sync for up to {} rows, wgmma for more", name, few);
 }
 
-std::string experts(MatrixFormat format, const Device& device) {
-  const std::string why = why_no_packing(format, device);
+std::string experts(MatrixFormat format, const Device& device, const MoePaths& paths) {
+  const std::string why = paths.path == "portable" ? "moe-path portable" : why_no_packing(format, device);
   const std::string_view name = matrix_format_name(format);
   if (!why.empty()) return fmt::format("routed experts in {}: float32 kernels: {}", name, why);
   const int block = block_of(format);
@@ -49,9 +50,11 @@ std::string experts(MatrixFormat format, const Device& device) {
              device.shared_bytes >> 10,
              roomy ? fmt::format("up to {} rows are routed and grouped in the same launch", kFewTokens)
                    : "too little for routing and grouping few rows in the same launch") +
-         (has_wgmma()
-              ? fmt::format("; wgmma for steps of more than {} rows with more than {} an expert on average",
-                            kMostJoined, kMaxRows)
+         (paths.path != "auto" ? "; moe-path " + paths.path
+          : paths.has_wgmma
+              ? fmt::format(
+                    "; wgmma for steps of more than {} rows with more than {} an expert on average (rule)",
+                    kMostJoined, kMaxRows)
               : "");
 }
 
@@ -64,7 +67,8 @@ std::string without_tensor_cores(const Device& device, const std::string& tensor
   return fmt::format("; without tensor cores{}: {}", has_experts ? " but for experts" : "", why);
 }
 
-std::vector<std::string> choices(const Device& device, const std::string& tensor_cores, bool graphs) {
+std::vector<std::string> choices(const Device& device, const std::string& tensor_cores, bool graphs,
+                                 const MoePaths& paths) {
   std::vector<std::string> lines;
   if (tensor_cores == "off") {
     lines.emplace_back(
@@ -83,9 +87,11 @@ std::vector<std::string> choices(const Device& device, const std::string& tensor
     }
     lines.push_back(
         fmt::format("products with {}: float32 kernels, none on tensor cores", fmt::join(others, ", ")));
-    lines.push_back(experts(MatrixFormat::kNvfp4, device));
-    lines.push_back(experts(MatrixFormat::kMxfp4, device));
-    if (why.empty()) {
+    lines.push_back(experts(MatrixFormat::kNvfp4, device, paths));
+    lines.push_back(experts(MatrixFormat::kMxfp4, device, paths));
+    for (const auto& [layer, tokens] : paths.crossovers)
+      lines.push_back(fmt::format("{}: wgmma for more than {} rows (measured)", one_line(layer), tokens));
+    if (why.empty() && paths.path != "portable" && paths.path != "many") {
       lines.push_back(
           fmt::format("a shared expert's last product in BF16: in the routed experts' launch for {}",
                       rows_where([](int64_t rows) { return can_join_experts(TileKind::kBF16, rows); })));

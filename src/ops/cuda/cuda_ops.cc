@@ -13,7 +13,8 @@
 #include "ops/cuda/device.h"
 #include "ops/cuda/errors.h"
 #include "ops/cuda/kernels.h"
-#include "ops/cuda/moe_decode.h"
+#include "ops/cuda/moe_path.h"
+#include "ops/cuda/moe_workspace.h"
 #include "ops/cuda/read_bandwidth.h"
 #include "ops/cuda/tile_linear.h"
 #include "ops/cuda/working_memory.h"
@@ -39,10 +40,11 @@ class Stream {
 
 class CudaOps final : public Ops {
  public:
-  CudaOps(cuda::Device device, const CudaOptions& options)
+  CudaOps(cuda::Device device, const CudaOptions& options, cuda::MoePaths paths)
       : device_(std::move(device)),
         options_(options),
-        weights_(memory_, stream(), device_, options.tensor_cores) {}
+        paths_(std::move(paths)),
+        weights_(memory_, stream(), device_, options.tensor_cores, paths_) {}
   ~CudaOps() override { forget_graphs(); }
 
   std::string_view name() const override { return "cuda"; }
@@ -51,10 +53,10 @@ class CudaOps final : public Ops {
     return "cuda (" + device_.describe() + ")" + cuda::without_tensor_cores(device_, options_.tensor_cores);
   }
   std::vector<std::string> choices() const override {
-    return cuda::choices(device_, options_.tensor_cores, options_.graphs);
+    return cuda::choices(device_, options_.tensor_cores, options_.graphs, paths_);
   }
   int64_t working_bytes(const StepShape& largest) const override {
-    return cuda::working_bytes(largest, has_many_experts_);
+    return cuda::working_bytes(largest, paths_);
   }
   bool does_w4a4() const override { return options_.tensor_cores == "off"; }
   bool copies_weights(MatrixFormat /*format*/) const override { return true; }
@@ -228,9 +230,11 @@ class CudaOps final : public Ops {
     const auto& experts = static_cast<const CudaExperts&>(args.experts);
     if (!experts.tensor || args.ids.rows == 0) return Ops::do_routed_ffn(route, args, shared);
     constexpr int64_t kActivatedBeside = 4;  // rows: then it is an element a lane
-    const bool joins = shared != nullptr && shared->down.tiled &&
-                       cuda::can_join_experts(cuda::tile_kind(shared->down), args.ids.rows);
-    const bool activates = shared != nullptr && !joins && args.ids.rows <= kActivatedBeside;
+    const bool alone =
+        shared == nullptr || cuda::uses_many(paths_.choose(*experts.tensor, args.ids.cols), args.ids.rows);
+    const bool joins =
+        !alone && shared->down.tiled && cuda::can_join_experts(cuda::tile_kind(shared->down), args.ids.rows);
+    const bool activates = !alone && !joins && args.ids.rows <= kActivatedBeside;
     packed_expert_ffn(args, experts, &route, joins || activates ? shared : nullptr, joins);
     if (shared == nullptr || joins) return;
     const Product down{shared->down, nullptr, shared->out, args.sum()};
@@ -292,9 +296,7 @@ class CudaOps final : public Ops {
   // route null: ids and weights are there. shared null: none, or not here; joins: its product, too.
   void packed_expert_ffn(const ExpertFfnArgs& args, const CudaExperts& experts, const RouteArgs* route,
                          const SharedExpert* shared, bool joins) {
-    cuda::MoeShape shape = *experts.tensor;
-    shape.chosen = static_cast<int>(args.ids.cols);
-    if (has_many_experts_) shape = cuda::with_many(shape);
+    const cuda::MoeShape shape = paths_.choose(*experts.tensor, args.ids.cols);
     const int tokens = static_cast<int>(args.ids.rows);
     const Rows<float>& out = args.sum();
     cuda::SharedDown shared_down;
@@ -426,7 +428,7 @@ class CudaOps final : public Ops {
 
   cuda::Device device_;
   CudaOptions options_;
-  const bool has_many_experts_ = options_.tensor_cores != "off" && cuda::has_wgmma();
+  const cuda::MoePaths paths_;
   Stream stream_;
   cuda::CudaMemory memory_{stream_.get()};
   cuda::CudaWeights weights_;
@@ -440,7 +442,8 @@ class CudaOps final : public Ops {
 
 Result<std::unique_ptr<Ops>> make_cuda_ops(const CudaOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(cuda::Device device, cuda::find_device());
-  return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(device), options));
+  NIBBLE_ASSIGN_OR_RETURN(cuda::MoePaths paths, cuda::make_moe_paths(device, cuda::has_wgmma(), options));
+  return std::unique_ptr<Ops>(std::make_unique<CudaOps>(std::move(device), options, std::move(paths)));
 }
 
 }  // namespace nibble

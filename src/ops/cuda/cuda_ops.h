@@ -11,7 +11,7 @@
 namespace nibble {
 
 struct CudaOptions {
-  std::string tensor_cores;  // of BackendOptions
+  std::string tensor_cores, moe_path = "auto", moe_paths_file;  // of BackendOptions
   bool graphs = true;
 };
 

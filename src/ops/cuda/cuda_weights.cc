@@ -26,11 +26,13 @@ std::vector<MatrixFormat> formats_of(const std::vector<DeviceMatrix>& matrices) 
 
 }  // namespace
 
-CudaWeights::CudaWeights(Memory& memory, cudaStream_t stream, Device device, std::string tensor_cores)
+CudaWeights::CudaWeights(Memory& memory, cudaStream_t stream, Device device, std::string tensor_cores,
+                         MoePaths paths)
     : memory_(memory),
       stream_(stream),
       device_(std::move(device)),
       tensor_cores_(std::move(tensor_cores)),
+      paths_(std::move(paths)),
       why_no_tiles_(why_no_tiles(device_)) {}
 
 Result<Matrix> CudaWeights::place(const Matrix& host_matrix, MatrixUse use) {
@@ -70,10 +72,17 @@ Result<Buffer> CudaWeights::make_tiles_of(Matrix& uploaded) {
 
 Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(std::span<const ExpertWeights> host_experts,
                                                                   ExpertsOf whose) {
-  if (tensor_cores_ != "off") {
+  if (tensor_cores_ != "off" && paths_.path != "portable") {
     const std::string why = why_not_packed(host_experts, device_);
-    if (why.empty()) return place_packed(host_experts);
+    if (why.empty()) {
+      if (whose == ExpertsOf::kModel && paths_.path == "auto" && !paths_.has_wgmma &&
+          !std::exchange(warned_of_path_, true))
+        log_warning("routed experts of many rows take the slower kernel for few: no wgmma here");
+      return place_packed(host_experts);
+    }
     if (whose == ExpertsOf::kModel) {
+      if (paths_.path != "auto")
+        return user_error("moe-path {}: not for these routed experts: {}; take auto", paths_.path, why);
       if (tensor_cores_ == "on")
         return user_error("tensor-cores on: routed experts cannot be on them: {}", why);
       warn("routed experts", why, warned_of_experts_);

@@ -14,7 +14,7 @@
 #include "base/result.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/device_matrix.h"
-#include "ops/cuda/moe_decode.h"
+#include "ops/cuda/moe_path.h"
 #include "ops/memory.h"
 #include "ops/ops.h"
 
@@ -42,7 +42,8 @@ class CudaExperts final : public PlacedExperts {
 class CudaWeights {
  public:
   // `tensor_cores` of BackendOptions.
-  CudaWeights(Memory& memory, cudaStream_t stream, Device device, std::string tensor_cores);
+  CudaWeights(Memory& memory, cudaStream_t stream, Device device, std::string tensor_cores,
+              MoePaths paths = {});
 
   // As Ops::place and Ops::place_experts.
   Result<Matrix> place(const Matrix& host_matrix, MatrixUse use);
@@ -65,8 +66,9 @@ class CudaWeights {
   cudaStream_t stream_;
   Device device_;
   std::string tensor_cores_;
+  MoePaths paths_;
   std::string why_no_tiles_;
-  bool warned_of_experts_ = false, warned_of_matrices_ = false;
+  bool warned_of_experts_ = false, warned_of_path_ = false, warned_of_matrices_ = false;
   std::vector<Buffer> weights_;
   Buffer staging_;       // a weight on its way to its own order
   Buffer does_not_fit_;  // an int, of make_tiles()

@@ -231,7 +231,7 @@ cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
   cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
   if (uses_many(args.shape, args.tokens)) {
-    if (args.shared.width != 0) return cudaErrorInvalidValue;  // of at most kMostJoined tokens
+    if (args.shared.width != 0) return cudaErrorInvalidValue;  // joins few rows alone
     error = group_rows(args, true, device.multiprocessors, stream);
     return error == cudaSuccess ? moe_many(args, device.multiprocessors, stream) : error;
   }

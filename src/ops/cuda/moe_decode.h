@@ -15,6 +15,7 @@
 
 #include <climits>
 #include <cstdint>
+#include <string>
 
 #include "ops/activation.h"
 #include "ops/cuda/moe_tiles.h"
@@ -57,6 +58,9 @@ struct MoeShape {
 // rows is enough for an even choice of up to most_few tokens, and two of it take longer than one of that for
 // many (docs/lab/2026-11-30-experts-on-the-gpu.md).
 MoeShape with_many(MoeShape shape);
+
+// What a measured most_few is kept under.
+std::string crossover_key(const std::string& device, const MoeShape& shape);
 
 // An expert that every row goes through, from what its gate and up gave on: the activation, into gate, and
 // the last product, which is added behind the sum of the routed ones. width 0: there is none.

@@ -16,7 +16,7 @@ inline constexpr int kMaxRows = kTokensOfTile * kMaxTiles;  // rows of an expert
 // columns of a step as in linear_tiles.cuh.
 inline constexpr int kManyRows = 32, kManyRowBytes = 512;
 inline constexpr int kMostJoined = 64;  // tokens whose shared expert can_join_experts()
-inline bool uses_many(const MoeShape& shape, int tokens) { return tokens > shape.most_few; }
+inline bool uses_many(const MoeShape& shape, int64_t tokens) { return tokens > shape.most_few; }
 NIBBLE_HOST_DEVICE inline int many_rows_of(int count) {
   return count <= 8 ? 8 : count <= 16 ? 16 : kManyRows;
 }

@@ -15,7 +15,7 @@ Rows<T> shape(int64_t rows, int64_t cols) {
 
 }  // namespace
 
-int64_t working_bytes(const StepShape& step, bool many_experts) {
+int64_t working_bytes(const StepShape& step, const MoePaths& paths) {
   if (step.rows == 0) return 0;
   // One operation's working memory is another's behind it, and so with the words that are handed on.
   int64_t scratch = 0, handed = 0;
@@ -44,14 +44,17 @@ int64_t working_bytes(const StepShape& step, bool many_experts) {
   }
   for (const StepShape::Experts& e : step.experts) {
     MoeShape moe = {.experts = static_cast<int>(e.count),
-                    .chosen = static_cast<int>(e.chosen),
                     .model = static_cast<int>(e.model),
                     .width = static_cast<int>(e.width)};
-    if (many_experts) moe = with_many(moe);
-    const int tokens = static_cast<int>(step.rows);
-    scratch_of(moe_decode_workspace_bytes(moe, tokens), 1);
     scratch_of(kWordsOfRoutedRow * step.rows * e.chosen, sizeof(int32_t));
-    handed = std::max(handed, moe_decode_handed(moe, tokens));
+    for (int block : {16, 32}) {  // whichever format it is
+      if (paths.path == "portable") break;
+      moe.block = block;
+      moe = paths.choose(moe, e.chosen);
+      const int tokens = static_cast<int>(step.rows);
+      scratch_of(moe_decode_workspace_bytes(moe, tokens), 1);
+      handed = std::max(handed, moe_decode_handed(moe, tokens));
+    }
   }
   scratch_of(top_logits_scratch(step.logit_rows, step.vocab), sizeof(uint64_t));
   return scratch + handed * static_cast<int64_t>(sizeof(uint32_t));

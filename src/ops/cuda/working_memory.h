@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/cuda/moe_path.h"
 #include "ops/step_shape.h"
 
 namespace nibble::cuda {
@@ -17,7 +18,7 @@ inline int64_t attend_rows_at_once(int64_t rows, int64_t row_scratch) {
 // Words (of 4 bytes) that expert_ffn without tensor cores takes for a routed row.
 inline constexpr int64_t kWordsOfRoutedRow = 4;
 
-// As Ops::working_bytes(). many_experts: has_wgmma(), and experts may use it.
-int64_t working_bytes(const StepShape& largest, bool many_experts);
+// As Ops::working_bytes().
+int64_t working_bytes(const StepShape& largest, const MoePaths& paths);
 
 }  // namespace nibble::cuda

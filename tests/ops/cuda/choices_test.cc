@@ -1,19 +1,25 @@
-// What the cuda backend says of a device, without one.
+// What the cuda backend chooses and says of a device, without one.
 #include "ops/cuda/choices.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 namespace nibble::testing {
 namespace {
 
-std::string lines_of(const cuda::Device& device, const char* tensor_cores = "", bool graphs = true) {
+std::string lines_of(const cuda::Device& device, const char* tensor_cores = "", bool graphs = true,
+                     const cuda::MoePaths& paths = {}) {
   std::string text;
-  for (const std::string& line : cuda::choices(device, tensor_cores, graphs)) text += line + "\n";
+  for (const std::string& line : cuda::choices(device, tensor_cores, graphs, paths)) text += line + "\n";
   return text;
 }
 bool has(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
-const cuda::Device kHopper = {.compiled_for = 90, .shared_bytes = 227 << 10},
+const cuda::Device kHopper = {.name = "H200", .compiled_for = 90, .shared_bytes = 227 << 10},
                    kGb10 = {.compiled_for = 121, .shared_bytes = 99 << 10},
                    kLittle = {.compiled_for = 121, .shared_bytes = 64 << 10},
                    kAmpere = {.compiled_for = 80, .shared_bytes = 163 << 10},
@@ -60,6 +66,57 @@ TEST(Choices, FollowTheOptions) {
   EXPECT_TRUE(has(lines_of(kHopper, "", false), "launch by launch, since graphs are off"));
   EXPECT_TRUE(has(lines_of(kHopper, "off"), "float32 kernels; tensor cores are off"));
   EXPECT_FALSE(has(lines_of(kHopper, "off"), "mma.sync"));
+  const std::string portable = lines_of(kHopper, "", true, {.path = "portable"});
+  EXPECT_TRUE(has(portable, "routed experts in NVFP4: float32 kernels: moe-path portable\n")) << portable;
+  EXPECT_FALSE(has(portable, "shared expert")) << portable;
+}
+
+int most_few(const CudaOptions& options, bool wgmma = true, int block = 16) {
+  const cuda::MoeShape layer = {.experts = 256, .model = 3072, .width = 1024, .block = block};
+  return make_moe_paths(kHopper, wgmma, options)->choose(layer, 10).most_few;
+}
+
+TEST(MoePath, ForcedOrByRule) {
+  EXPECT_EQ(most_few({}), 204);
+  EXPECT_EQ(most_few({}, false), INT_MAX);
+  EXPECT_EQ(most_few({.moe_path = "few"}), INT_MAX);
+  EXPECT_EQ(most_few({.moe_path = "many"}), 0);
+  EXPECT_EQ(make_moe_paths(kHopper, true, {.tensor_cores = "off"})->path, "portable");
+  auto refused = [](const CudaOptions& o) { return make_moe_paths(kHopper, false, o).status().message(); };
+  EXPECT_EQ(refused({.moe_path = "many"}), "moe-path many: no wgmma in this build for H200; take auto");
+  EXPECT_EQ(refused({"off", "few"}),
+            "moe-path few: tensor cores are off (for moe-arith w4a4, too); take auto");
+}
+
+TEST(MoePath, AsMeasuredOnTheDevice) {
+  const std::string file = ::testing::TempDir() + "nibble_moe_paths_" + std::to_string(::getpid());
+  const std::string layer = ": NVFP4, 10 of 256 experts, 3072 x 1024";
+  const CudaOptions options = {.moe_paths_file = file};
+  auto write = [&](const std::string& text) { std::ofstream(file) << text; };
+  write("{\"H200" + layer + "\": 96, \"L4" + layer + "\": 7, \"H200: \\u001b\": 8}");
+  EXPECT_EQ(most_few(options), 96);
+  EXPECT_EQ(most_few(options, true, 32), 204);
+  EXPECT_EQ(most_few({.moe_path = "many", .moe_paths_file = file}), 0);
+  const cuda::MoePaths paths = make_moe_paths(kHopper, true, options).value();
+  EXPECT_TRUE(has(lines_of(kHopper, "", true, paths), "average (rule)\n"));
+  EXPECT_TRUE(
+      has(lines_of(kHopper, "", true, paths), "H200" + layer + ": wgmma for more than 96 rows (measured)\n"));
+  for (const char* no : {"L4", "\x1b"}) EXPECT_FALSE(has(lines_of(kHopper, "", true, paths), no));
+  // Broken: one line that names the file, and the rule.
+  std::vector<std::string> texts = {"", "[]", "{\"H200", std::string(100, '['), std::string(2 << 20, ' ')};
+  for (const char* value :
+       {"-1", "1048577", "18446744073709551615", "1e30", "96.0", "\"96\"", "null", "[96]"})
+    texts.push_back("{\"H200" + layer + "\": " + value + "}");
+  for (const std::string& text : texts) {
+    write(text);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(most_few(options), 204) << text.substr(0, 99);
+    const std::string warning = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(warning.find("nibble: warning: " + file), 0) << warning;
+    EXPECT_EQ(std::count(warning.begin(), warning.end(), '\n'), 1) << warning;
+  }
+  std::filesystem::remove(file);
+  EXPECT_EQ(most_few(options), 204);
 }
 
 }  // namespace

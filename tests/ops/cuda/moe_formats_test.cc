@@ -83,8 +83,9 @@ class Fallback : public ::testing::Test {
     matrices_.back().scales[5] = 200;
     return wild;
   }
-  static cuda::CudaWeights weights(const char* tensor_cores, const cuda::Device& device = kHopper) {
-    return {host_memory(), nullptr, device, tensor_cores};
+  static cuda::CudaWeights weights(const char* tensor_cores, const cuda::Device& device = kHopper,
+                                   const char* path = "auto") {
+    return {host_memory(), nullptr, device, tensor_cores, {.path = path}};
   }
 
  private:
@@ -117,6 +118,16 @@ TEST_F(Fallback, ExpertsThatCannotAreRefusedWhereTheyMust) {
   EXPECT_EQ(placed.status().code(), ErrorCode::kUser);
   EXPECT_EQ(placed.status().message(),
             "tensor-cores on: routed experts cannot be on them: in q4, not in NVFP4 or MXFP4");
+}
+
+TEST_F(Fallback, AForcedPathIsTaken) {
+  cuda::CudaWeights few = weights("", kHopper, "few"), portable = weights("", kHopper, "portable");
+  EXPECT_TRUE(few.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kSelfTest).ok());
+  EXPECT_EQ(few.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).status().message(),
+            "moe-path few: not for these routed experts: in q4, not in NVFP4 or MXFP4; take auto");
+  const auto placed = portable.place_experts(experts(MatrixFormat::kNvfp4), ExpertsOf::kModel);
+  EXPECT_FALSE(static_cast<const cuda::CudaExperts&>(*placed.value()).tensor);
+  EXPECT_EQ(logged(), "");
 }
 
 // It has experts in every format, with every option, and hides no warning of the model's.

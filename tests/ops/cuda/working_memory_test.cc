@@ -26,7 +26,7 @@ TEST(WorkingBytes, CoverEachOperation) {
       .widest = 12288,
       .attention = {{.heads = 72, .head_dim = 128}, {.heads = 72, .head_dim = 128, .window = 512}},
       .experts = {{.count = 256, .chosen = 10, .model = 3072, .width = 1024}}};
-  const int64_t all = cuda::working_bytes(step, false);
+  const int64_t all = cuda::working_bytes(step, {});
   const cuda::MoeShape moe = {.experts = 256, .chosen = 10, .model = 3072, .width = 1024};
   const int64_t handed = cuda::moe_decode_handed(moe, 4096) * 4;
   EXPECT_GT(handed, INT64_C(600) << 20);
@@ -40,12 +40,12 @@ TEST(WorkingBytes, CoverEachOperation) {
   for (int64_t rows : {1, 2, 8, 9, 16, 17, 33, 128, 129, 1000}) {
     StepShape fewer = step;
     fewer.rows = rows;
-    EXPECT_LE(cuda::working_bytes(fewer, false), all) << rows;
+    EXPECT_LE(cuda::working_bytes(fewer, {}), all) << rows;
   }
   // Where there are kernels for many rows an expert, they need more memory and hand on less.
   const cuda::MoeShape many = cuda::with_many(moe);
   EXPECT_EQ(many.most_few, 204);
-  EXPECT_GE(cuda::working_bytes(step, true),
+  EXPECT_GE(cuda::working_bytes(step, {.has_wgmma = true}),
             cuda::moe_decode_workspace_bytes(many, 4096) + cuda::moe_decode_handed(many, 4096) * 4);
   EXPECT_LT(cuda::moe_decode_handed(many, 4096) * 4, INT64_C(40) << 20);
   int64_t before = 0, words_before = 0;
@@ -54,18 +54,29 @@ TEST(WorkingBytes, CoverEachOperation) {
     fewer_or_as_many(words_before, cuda::moe_decode_handed(many, tokens), tokens);
     EXPECT_LE(cuda::moe_decode_handed(moe, std::min(tokens, 204)), cuda::moe_decode_handed(many, tokens));
   }
+  // As measured, in either format, or forced.
+  cuda::MoePaths paths = {.has_wgmma = true};
+  for (const auto& [path, most_few] : {std::pair{"auto", 2048}, {"many", 0}}) {
+    cuda::MoeShape mxfp4 = moe;
+    mxfp4.block = 32, mxfp4.most_few = most_few;
+    paths.path = path, paths.crossovers = {{cuda::crossover_key("", mxfp4), 2048}};
+    EXPECT_GE(cuda::working_bytes(step, paths),
+              cuda::moe_decode_workspace_bytes(mxfp4, 4096) + cuda::moe_decode_handed(mxfp4, 4096) * 4);
+  }
+  EXPECT_EQ(cuda::working_bytes(step, {.path = "few", .has_wgmma = true}), all);
+  EXPECT_LT(cuda::working_bytes(step, {.path = "portable"}), handed);
   // A row that needs more than attention takes at once is done alone.
   StepShape longer = step;
   longer.positions = INT64_C(1) << 24;
-  EXPECT_GE(cuda::working_bytes(longer, false), handed + INT64_C(72) * (1 << 16) * 130 * 4);
+  EXPECT_GE(cuda::working_bytes(longer, {}), handed + INT64_C(72) * (1 << 16) * 130 * 4);
   // Of chosen positions only those count, and the scores of pools.
   StepShape chosen = step;
   chosen.positions = INT64_C(1) << 20;
   chosen.experts.clear();
   chosen.attention = {{.heads = 64, .head_dim = 576, .value_dim = 512, .chosen = 2051}};
-  const int64_t without_pools = cuda::working_bytes(chosen, false);
+  const int64_t without_pools = cuda::working_bytes(chosen, {});
   chosen.pool = 4;
-  EXPECT_GE(cuda::working_bytes(chosen, false), 4096 * (INT64_C(1) << 18) * 4);
+  EXPECT_GE(cuda::working_bytes(chosen, {}), 4096 * (INT64_C(1) << 18) * 4);
   EXPECT_LT(without_pools, INT64_C(300) << 20);
 }
 
