@@ -27,11 +27,11 @@ namespace nibble::testing {
 
 struct BackendCase {
   std::string name;     // for make_backend
-  std::string variant;  // of cpu the instruction set; of cuda "off" (tensor cores), "many" (moe_path)
+  std::string variant;  // of cpu the instruction set, of cuda whether it takes tensor cores
   std::string cpu_activations = "exact";
 
   // Products on tensor cores: nearly as exact as float32, but not its bits.
-  bool tensor_cores() const { return name == "cuda" && variant != "off"; }
+  bool tensor_cores() const { return name == "cuda" && variant.empty(); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const BackendCase& backend) {
@@ -48,12 +48,6 @@ inline std::vector<BackendCase> all_backends() {
   return cases;
 }
 
-// The kernels for many rows an expert, for any number of them.
-inline std::vector<BackendCase> many_rows_backends() {
-  const bool has_them = make_backend("cuda", {.moe_path = "many"}).ok();
-  return has_them ? std::vector<BackendCase>{{"cuda", "many"}} : std::vector<BackendCase>();
-}
-
 // The cpu's kernels with activations in 8 bits.
 inline std::vector<BackendCase> int8_backends() {
   std::vector<BackendCase> cases;
@@ -68,9 +62,7 @@ inline std::string case_name(const ::testing::TestParamInfo<BackendCase>& info) 
 inline std::unique_ptr<OnHostData> make_ops(const BackendCase& backend, int threads = 2) {
   BackendOptions options;
   options.threads = threads;
-  (backend.name == "cpu"       ? options.cpu_isa
-   : backend.variant == "many" ? options.moe_path
-                               : options.tensor_cores) = backend.variant;
+  (backend.name == "cpu" ? options.cpu_isa : options.tensor_cores) = backend.variant;
   options.cpu_activations = backend.cpu_activations;
   return std::make_unique<OnHostData>(make_backend(backend.name, options).value());
 }

@@ -367,7 +367,6 @@ TEST_P(ExpertFfn, NoTokensIsNoWork) {
 }
 
 INSTANTIATE_ON_ALL_BACKENDS(ExpertFfn);
-INSTANTIATE_TEST_SUITE_P(Many, ExpertFfn, ::testing::ValuesIn(many_rows_backends()), case_name);
 
 }  // namespace
 }  // namespace nibble::testing

@@ -602,7 +602,6 @@ TEST_P(Fused, RoutedAndSharedExperts) {
 }
 
 INSTANTIATE_ON_ALL_BACKENDS(Fused);
-INSTANTIATE_TEST_SUITE_P(Many, Fused, ::testing::ValuesIn(many_rows_backends()), case_name);
 
 }  // namespace
 }  // namespace nibble::testing
