@@ -93,9 +93,8 @@ int main(int argc, char** argv) {
                           {"dense gate up", {12288, 12288}, 3072},
                           {"router", {256}, 3072},
                           {"head", {kMaxN}, 3072}};
-  for (auto [kind, name] : {std::pair{TileKind::kBF16, "BF16"},
-                            {TileKind::kBF16In12, "BF16-in-12"},
-                            {TileKind::kNvfp4, "NVFP4"}}) {
+  for (TileKind kind : {TileKind::kBF16, TileKind::kBF16In12, TileKind::kNvfp4, TileKind::kQ4}) {
+    const char* const name = tile_kind_name(kind);
     if (argc > 1 && std::string_view(argv[1]) != name) continue;
     report.head(name);
     for (const Shape& shape : shapes) {

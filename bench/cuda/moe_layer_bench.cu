@@ -2,11 +2,12 @@
 // and its time against what the device can read. Prints a table; the last lines are the summary. Bytes are
 // those of the distinct experts of a step, codes and scales.
 //
-//   moe_layer_bench [--json] [LETTERS]: c checks, r with routing, t times of a layer, p one launch of each,
-//   for ncu; without letters c, r and t
-//   moe_layer_bench m E,A,D,I,BLOCK...: prints, for $NIBBLE_MOE_PATHS or ~/.cache/nibble/moe_paths.json, up
-//   to how many tokens the kernel for few rows is faster (BLOCK 16: NVFP4, 32: MXFP4), without a shared
-//   expert
+//   moe_layer_bench [--json] [LETTERS [FORMAT]]: c checks, r with routing, t times of a layer, p one launch
+//   of each, for ncu; without letters c, r and t. FORMAT: NVFP4 (if none is given), MXFP4 or q4
+//   moe_layer_bench m E,A,D,I,FORMAT...: prints, for $NIBBLE_MOE_PATHS or ~/.cache/nibble/moe_paths.json, up
+//   to how many tokens the kernel for few rows is faster, without a shared expert
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,12 +18,15 @@
 
 #include "moe_layer.cuh"
 
-__device__ double value(DiskMatrix m, int64_t row, int k, int c, int block) {
+__device__ double value(DiskMatrix m, int64_t row, int k, int c, TileKind kind) {
   const double magnitudes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  const int code = m.codes[row * (k / 2) + c / 2] >> (c % 2 * 4) & 15;
-  const int s = m.scales[row * (k / block) + c / block];
+  const int code = m.codes[row * (k / 2) + c / 2] >> (c % 2 * 4) & 15, block = block_columns(kind);
+  const int64_t at = row * (k / block) + c / block;
+  if (kind == TileKind::kQ4)
+    return ((code ^ 8) - 8) * double{__half2float(reinterpret_cast<const __half*>(m.scales)[at])};
+  const int s = m.scales[at];
   double scale;
-  if (block == 16) {
+  if (kind == TileKind::kNvfp4) {
     const int e = s >> 3 & 15, f = s & 7;
     scale = e == 0 ? ldexp(f / 8.0, -6) : ldexp(1 + f / 8.0, e - 7);
     if (s & 0x80) scale = -scale;
@@ -38,8 +42,8 @@ __global__ void plain_gate_up(DiskMatrix gate, DiskMatrix up, MoeShape s, float 
   const int row = blockIdx.x;
   double g = 0, u = 0;
   for (int c = threadIdx.x; c < s.model; c += 128) {
-    g += value(gate, row, s.model, c, s.block) * x[c];
-    u += value(up, row, s.model, c, s.block) * x[c];
+    g += value(gate, row, s.model, c, s.kind) * x[c];
+    u += value(up, row, s.model, c, s.kind) * x[c];
   }
   sums[0][threadIdx.x] = g, sums[1][threadIdx.x] = u;
   __syncthreads();
@@ -52,7 +56,7 @@ __global__ void plain_gate_up(DiskMatrix gate, DiskMatrix up, MoeShape s, float 
 __global__ void plain_down(DiskMatrix down, MoeShape s, double scale, const double* h, double* out) {
   __shared__ double sums[128];
   double v = 0;
-  for (int c = threadIdx.x; c < s.width; c += 128) v += value(down, blockIdx.x, s.width, c, s.block) * h[c];
+  for (int c = threadIdx.x; c < s.width; c += 128) v += value(down, blockIdx.x, s.width, c, s.kind) * h[c];
   sums[threadIdx.x] = v;
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -66,6 +70,14 @@ std::FILE* text = stdout;  // Report::text
 void report(bool ok, const std::string& what) {
   std::fprintf(text, "%-6s %s\n", ok ? "ok" : "FAILED", what.c_str());
   failures += ok ? 0 : 1;
+}
+
+TileKind kind = TileKind::kNvfp4;  // of times
+bool kind_of(const char* name, TileKind& of) {
+  for (TileKind known : {TileKind::kNvfp4, TileKind::kMxfp4, TileKind::kQ4}) {
+    if (std::strcmp(name, tile_kind_name(known)) == 0) return of = known, true;
+  }
+  return std::fprintf(stderr, "wanted NVFP4, MXFP4 or q4, found %s\n", name), false;
 }
 
 void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool one_expert = false) {
@@ -98,8 +110,8 @@ void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool 
   }
   const double relative = std::sqrt(error / norm);
   char line[200];
-  std::snprintf(line, sizeof line, "%s: E %d A %d D %d I %d block %d, %d tokens: relative error %.2e",
-                name.c_str(), s.experts, s.chosen, s.model, s.width, s.block, tokens, relative);
+  std::snprintf(line, sizeof line, "%s: E %d A %d D %d I %d, %d tokens: relative error %.2e", name.c_str(),
+                s.experts, s.chosen, s.model, s.width, tokens, relative);
   report(relative < 3e-5, line);
 
   // Each row alone, and in another step: the same bits.
@@ -148,7 +160,9 @@ __global__ void __launch_bounds__(512)
 }
 __global__ void nothing() {}
 
-double expert_bytes(const MoeShape& s) { return 3.0 * s.model * s.width * 9 / 16; }  // NVFP4
+double expert_bytes(const MoeShape& s) {
+  return 3.0 * s.model * s.width * (0.5 + 1.0 * block_scale_bytes(s.kind) / block_columns(s.kind));
+}
 double operations(const MoeShape& s, int tokens) { return 2.0 * 3 * s.model * s.width * tokens * s.chosen; }
 std::string name_of(const std::string& what, double experts) {
   char name[100];
@@ -191,10 +205,10 @@ double read_ceiling(const Layer& layer, int multiprocessors) {
 
 // With the router's logits given: rows that differ, so that L2 holds no experts.
 void routed_times(const cudaDeviceProp& p, Report& results) {
-  Layer layer({256, 10, 3072, 1024, 16}, 78);
+  Layer layer({256, 10, 3072, 1024, kind}, 78);
   const MoeShape& s = layer.shape;
   results.set_ceiling(p.name, read_ceiling(layer, p.multiProcessorCount));
-  results.head("routing and experts, NVFP4");
+  results.head(std::string("routing and experts, ") + tile_kind_name(kind));
   std::mt19937 random(6);
   std::normal_distribution<float> normal;
   for (int tokens : {1, 2, 4, 8, 16}) {
@@ -238,9 +252,11 @@ int measure_crossovers(const char* device_name, int count, char** layers) {
   std::string json;
   for (int i = 0; i < count && has_wgmma(); ++i) {
     MoeShape s;
-    if (std::sscanf(layers[i], "%d,%d,%d,%d,%d", &s.experts, &s.chosen, &s.model, &s.width, &s.block) != 5 ||
+    char format[8] = "";
+    if (std::sscanf(layers[i], "%d,%d,%d,%d,%7s", &s.experts, &s.chosen, &s.model, &s.width, format) != 5 ||
         s.chosen > s.experts)
-      return std::fprintf(stderr, "wanted E,A,D,I,BLOCK, found %s\n", layers[i]), 1;
+      return std::fprintf(stderr, "wanted E,A,D,I,FORMAT, found %s\n", layers[i]), 1;
+    if (!kind_of(format, s.kind)) return 1;
     Layer layer(s, 79);
     std::mt19937 random(7);
     int most_few = 15;  // or the most of these tokens where it is not slower
@@ -270,6 +286,7 @@ int main(int argc, char** argv) {
   const bool times = argc < 2 || std::strstr(argv[1], "t") != nullptr;
   const bool routed = argc < 2 || std::strstr(argv[1], "r") != nullptr;
   const bool profile = argc > 1 && std::strstr(argv[1], "p") != nullptr;  // one launch of each, for ncu
+  if (argc > 2 && argv[1][0] != 'm' && !kind_of(argv[2], kind)) return 1;
   cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, 0) != cudaSuccess)
     return std::fprintf(text, "skipped: no GPU\n"), results.finish(), 0;
@@ -281,26 +298,31 @@ int main(int argc, char** argv) {
                p.l2CacheSize / 1e6);
   CHECK(cudaStreamCreate(&stream));
   if (checks) {
-    check({16, 4, 256, 256, 16}, 3, 1, "small");
-    check({5, 2, 400, 208, 16}, 9, 2, "tails");
-    check({257, 9, 144, 96, 16}, 40, 3, "many experts");
-    check({4, 2, 512, 384, 16}, 65, 4, "one expert", true);
-    check({9, 3, 416, 224, 32}, 33, 5, "mxfp4");
-    check({12, 4, 4096, 2048, 16}, 20, 6, "large");
-    check({3, 2, 4480, 1088, 16}, 13, 7, "wider than what registers hold");
-    check({16, 4, 256, 256, 16}, 80, 8, "many rows");
-    check({5, 2, 400, 208, 16}, 70, 9, "many rows, tails");
-    check({7, 3, 416, 224, 32}, 200, 10, "many rows, mxfp4");
-    check({12, 4, 4096, 2048, 16}, 100, 11, "many rows, large");
-    check({3, 2, 4480, 1088, 16}, 90, 12, "many rows, wide");
+    check({16, 4, 256, 256}, 3, 1, "small");
+    check({5, 2, 400, 208}, 9, 2, "tails");
+    check({257, 9, 144, 96}, 40, 3, "many experts");
+    check({4, 2, 512, 384}, 65, 4, "one expert", true);
+    check({9, 3, 416, 224, TileKind::kMxfp4}, 33, 5, "mxfp4");
+    check({12, 4, 4096, 2048}, 20, 6, "large");
+    check({3, 2, 4480, 1088}, 13, 7, "wider than what registers hold");
+    check({16, 4, 256, 256}, 80, 8, "many rows");
+    check({5, 2, 400, 208}, 70, 9, "many rows, tails");
+    check({7, 3, 416, 224, TileKind::kMxfp4}, 200, 10, "many rows, mxfp4");
+    check({12, 4, 4096, 2048}, 100, 11, "many rows, large");
+    check({3, 2, 4480, 1088}, 90, 12, "many rows, wide");
+    check({9, 3, 416, 224, TileKind::kQ4}, 33, 13, "q4");
+    check({12, 4, 4096, 2048, TileKind::kQ4}, 20, 14, "q4, large");
+    check({3, 2, 4480, 1088, TileKind::kQ4}, 5, 15, "q4, wider than what registers hold");
+    check({7, 3, 416, 224, TileKind::kQ4}, 200, 16, "many rows, q4");
+    check({12, 4, 4096, 2048, TileKind::kQ4}, 300, 17, "many rows, q4, large");
   }
   if (routed) routed_times(p, results);
   if (times) {
-    Layer layer({288, 8, 4096, 2048, 16}, 77);
+    Layer layer({288, 8, 4096, 2048, kind}, 77);
     const MoeShape& s = layer.shape;
     results.set_ceiling(p.name, read_ceiling(layer, p.multiProcessorCount));
     std::mt19937 random(5);
-    results.head("routed experts, NVFP4 W4A16");
+    results.head(std::string("routed experts, W4A16, ") + tile_kind_name(kind));
     auto row = [&](const std::string& name, const std::vector<std::vector<int32_t>>& id_sets, int tokens) {
       std::vector<Step> steps;
       const Room room(s, tokens);
@@ -357,7 +379,7 @@ int main(int argc, char** argv) {
     }
   }
   if (profile) {
-    Layer layer({288, 8, 4096, 2048, 16}, 77);
+    Layer layer({288, 8, 4096, 2048, kind}, 77);
     std::mt19937 random(5);
     const Room room(layer.shape, 36 * 8);
     for (int rows : {0, 1, 8}) {

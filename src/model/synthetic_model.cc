@@ -72,6 +72,8 @@ constexpr std::array kModels = {Shapes{"laguna-s-2.1", kLagunaS, "num_experts", 
                                 Shapes{"laguna-xs.2", kLagunaXs, "num_experts", 64},
                                 Shapes{"glm-5.3-flash", kGlmFlash, "n_routed_experts", 0}};
 
+constexpr std::string_view kFormatQ4 = "format=q4";
+
 // "NAME=N" with N from `low` to `high`.
 std::optional<int64_t> value_of(std::string_view option, std::string_view name, int64_t low, int64_t high) {
   if (!option.starts_with(name) || option.substr(name.size(), 1) != "=") return std::nullopt;
@@ -95,6 +97,11 @@ std::vector<std::string_view> split(std::string_view text, char by) {
 
 }  // namespace
 
+MatrixFormat synthetic_format(const std::string& model) {
+  const std::vector<std::string_view> parts = split(model, ':');
+  return std::ranges::find(parts, kFormatQ4) != parts.end() ? MatrixFormat::kQ4 : MatrixFormat::kNvfp4;
+}
+
 Result<ModelSpec> synthetic_spec(const std::string& model) {
   NIBBLE_CHECK(is_synthetic(model));
   const std::vector<std::string_view> parts = split(model, ':');
@@ -102,8 +109,8 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
   if (shapes == kModels.end()) {
     std::array<std::string_view, kModels.size()> names;
     std::ranges::transform(kModels, names.begin(), &Shapes::name);
-    return user_error("model '{}': there are {}{}, each with :layers=N and :experts=N", model,
-                      kSyntheticPrefix, fmt::join(names, std::string(", ") + kSyntheticPrefix));
+    return user_error("model '{}': there are {}{}, each with :layers=N, :experts=N and :format=nvfp4 or q4",
+                      model, kSyntheticPrefix, fmt::join(names, std::string(", ") + kSyntheticPrefix));
   }
   auto json = nlohmann::ordered_json::parse(shapes->config);
   auto& layers = json["num_hidden_layers"];
@@ -114,9 +121,10 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
       layers = *n;
     } else if (const auto e = value_of(parts[i], "experts", chosen, most_experts)) {
       experts = *e;
-    } else {
-      return user_error("model '{}': '{}': wanted layers=N of 1 to {}, or experts=N of {} to {}", model,
-                        parts[i], most_layers, chosen, most_experts);
+    } else if (parts[i] != "format=nvfp4" && parts[i] != kFormatQ4) {
+      return user_error(
+          "model '{}': '{}': wanted layers=N of 1 to {}, experts=N of {} to {}, or format=nvfp4 or q4", model,
+          parts[i], most_layers, chosen, most_experts);
     }
   }
   if (shapes->sliding_heads > 0) {

@@ -7,7 +7,7 @@ namespace {
 
 class Contents {
  public:
-  explicit Contents(const ModelSpec& spec) : spec_(spec) {}
+  Contents(const ModelSpec& spec, MatrixFormat experts) : spec_(spec), experts_(experts) {}
 
   std::vector<SyntheticTensor> list() {
     const TensorNames& names = spec_.names;
@@ -107,17 +107,20 @@ class Contents {
     vector(names.router_bias, {moe.experts});
     if (moe.shared_width > 0) glu(names.shared, moe.shared_width, MatrixFormat::kBF16);
     for (int64_t e = 0; e < moe.experts; ++e) {
-      glu(names.experts + std::to_string(e) + ".", moe.width, MatrixFormat::kNvfp4);
+      glu(names.experts + std::to_string(e) + ".", moe.width, experts_);
     }
   }
 
   const ModelSpec& spec_;
+  MatrixFormat experts_;
   std::string prefix_;  // of the layer that is being listed
   std::vector<SyntheticTensor> tensors_;
 };
 
 }  // namespace
 
-std::vector<SyntheticTensor> synthetic_tensors(const ModelSpec& spec) { return Contents(spec).list(); }
+std::vector<SyntheticTensor> synthetic_tensors(const ModelSpec& spec, MatrixFormat experts) {
+  return Contents(spec, experts).list();
+}
 
 }  // namespace nibble

@@ -16,8 +16,9 @@ struct SyntheticTensor {
   MatrixFormat format = MatrixFormat::kF32;  // F32: a vector or small tensor, to be read as floats
 };
 
-// Routed experts in NVFP4, other matrices in BF16. What the spec allows and no synthetic model has (biases,
-// sinks, stacked experts, a tied head) is not listed, and the weight loader would miss it.
-std::vector<SyntheticTensor> synthetic_tensors(const ModelSpec& spec);
+// Routed experts in `experts`, other matrices in BF16. What the spec allows and no synthetic model has
+// (biases, sinks, stacked experts, a tied head) is not listed, and the weight loader would miss it.
+std::vector<SyntheticTensor> synthetic_tensors(const ModelSpec& spec,
+                                               MatrixFormat experts = MatrixFormat::kNvfp4);
 
 }  // namespace nibble

@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "base/numbers.h"
+#include "model/synthetic_model.h"
 #include "model/synthetic_tensors.h"
 #include "quant/float_codes.h"
 
@@ -32,8 +33,8 @@ class Random {
   uint64_t state_;
 };
 
-// The mean square of the 16 values of e2m1, and of the block scales below.
-constexpr double kCodeSquare = 68.5 / 8, kScaleSquare = 0x1p-8 * 134.75 / 64;
+// The mean square of the 16 values of e2m1 and of int4, and of the block scales below.
+constexpr double kE2m1Square = 68.5 / 8, kInt4Square = 21.5, kScaleSquare = 0x1p-8 * 134.75 / 64;
 
 // Numbers of unit variance.
 void fill_bf16(Random& random, std::vector<std::byte>& bytes) {
@@ -50,17 +51,23 @@ void fill_codes(Random& random, std::vector<std::byte>& bytes) {
   }
 }
 // The 8 scales from 2^-4 up to the next power.
+float scale(uint64_t i) { return 0x1p-4f * (1 + static_cast<float>(i) / 8); }
 void fill_scales(Random& random, std::vector<std::byte>& bytes) {
   std::byte scales[8];
-  for (int i = 0; i < 8; ++i)
-    scales[i] = static_cast<std::byte>(float_to_e4m3(0x1p-4f * (1 + static_cast<float>(i) / 8)));
+  for (uint64_t i = 0; i < 8; ++i) scales[i] = static_cast<std::byte>(float_to_e4m3(scale(i)));
   for (std::byte& b : bytes) b = scales[random.next() >> 61];
+}
+void fill_f16_scales(Random& random, std::vector<std::byte>& bytes) {
+  for (size_t i = 0; i + 1 < bytes.size(); i += 2) {
+    const uint16_t code = float_to_f16(scale(random.next() >> 61));
+    std::memcpy(&bytes[i], &code, sizeof(code));
+  }
 }
 
 }  // namespace
 
 SyntheticWeights::SyntheticWeights(const ModelSpec& spec, std::string name) : name_(std::move(name)) {
-  for (SyntheticTensor& t : synthetic_tensors(spec)) {
+  for (SyntheticTensor& t : synthetic_tensors(spec, synthetic_format(name_))) {
     const bool is_new = tensors_.emplace(t.name, Tensor{std::move(t.shape), t.format}).second;
     NIBBLE_CHECK(is_new);
   }
@@ -101,7 +108,8 @@ Result<std::unique_ptr<SyntheticWeights>> SyntheticWeights::make(const ModelSpec
   // Larger than caches, so that a device that converts what it copies reads memory too.
   fill(weights->bf16_, INT64_C(64) << 20, bf16, fill_bf16);
   fill(weights->codes_, INT64_C(32) << 20, codes, fill_codes);
-  fill(weights->scales_, INT64_C(8) << 20, scales, fill_scales);
+  const bool is_q4 = synthetic_format(name) == MatrixFormat::kQ4;
+  fill(weights->scales_, INT64_C(8) << 20, scales, is_q4 ? fill_f16_scales : fill_scales);
   return weights;
 }
 
@@ -129,11 +137,12 @@ std::vector<StoredTensor> SyntheticWeights::stored() const {
       continue;
     }
     const int64_t n = t.shape[0], k = t.shape[1];
-    const bool quantized = t.format == MatrixFormat::kNvfp4;
+    const bool quantized = t.format != MatrixFormat::kBF16, is_q4 = t.format == MatrixFormat::kQ4;
     add(name + ".weight", quantized ? DType::kU8 : DType::kBF16, {n, quantized ? k / 2 : k},
         matrix_code_bytes(t.format, n, k));
     if (!quantized) continue;
-    add(name + ".weight_scale", DType::kF8E4M3, {n, k / 16}, matrix_scale_bytes(t.format, n, k));
+    add(name + ".weight_scale", is_q4 ? DType::kF16 : DType::kF8E4M3, {n, k / (is_q4 ? 32 : 16)},
+        matrix_scale_bytes(t.format, n, k));
   }
   return all;
 }
@@ -187,7 +196,8 @@ Result<Matrix> SyntheticWeights::matrix(const std::string& prefix, int64_t n, in
   if (m.format == MatrixFormat::kBF16) {
     m.codes = take(bf16_, prefix, matrix_code_bytes(m.format, n, k), tensor->own_bytes);
   } else {
-    m.tensor_scale = static_cast<float>(m.tensor_scale / std::sqrt(kCodeSquare * kScaleSquare));
+    const double code_square = m.format == MatrixFormat::kQ4 ? kInt4Square : kE2m1Square;
+    m.tensor_scale = static_cast<float>(m.tensor_scale / std::sqrt(code_square * kScaleSquare));
     m.codes = take(codes_, prefix, matrix_code_bytes(m.format, n, k), tensor->own_bytes);
     m.scales = take(scales_, prefix + ".scale", matrix_scale_bytes(m.format, n, k), tensor->own_bytes);
   }

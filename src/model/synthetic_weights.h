@@ -1,5 +1,6 @@
 // The weights of a synthetic model: made up from their names, the same in every run, in the formats of the
-// released checkpoints (routed experts NVFP4, the rest BF16), and scaled so that activations keep their size.
+// released checkpoints (routed experts NVFP4, or q4 by name; the rest BF16), and scaled so that activations
+// keep their size.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +18,10 @@ namespace nibble {
 
 class SyntheticWeights : public WeightSource {
  public:
-  // `name` stands for the model in messages. Matrices of a format that is `copied` overlap in a pool, which
-  // takes no time and little memory; each of the others has memory of its own, so that what computes on them
-  // reads memory and not its caches. They are the same bytes. Such memory that is not free is an error before
-  // any is filled.
+  // `name` stands for the model in messages, and tells synthetic_format(). Matrices of a format that is
+  // `copied` overlap in a pool, which takes no time and little memory; each of the others has memory of its
+  // own, so that what computes on them reads memory and not its caches. They are the same bytes. Such memory
+  // that is not free is an error before any is filled.
   static Result<std::unique_ptr<SyntheticWeights>> make(const ModelSpec& spec, const std::string& name,
                                                         const FormatsCopied& copied);
 

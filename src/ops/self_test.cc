@@ -139,7 +139,7 @@ Status self_test(Ops& ops) {
       matrices.push_back(make_matrix(format, kExpertWidth, kWidth, numbers));
       matrices.push_back(make_matrix(format, kWidth, kExpertWidth, numbers));
     }
-    const bool many = format == kNvfp4 || format == kMxfp4;
+    const bool many = format == kNvfp4 || format == kMxfp4 || format == kQ4;
     const std::vector<size_t> steps =
         many ? std::vector<size_t>{kManyTokens, kTokens} : std::vector<size_t>{kTokens};
     const size_t tokens = steps.front();  // of the others the first

@@ -83,7 +83,7 @@ TEST(Synthetic, TakesTheFirstLayersAndFewerExperts) {
 }
 
 TEST(Synthetic, RefusesOthersByName) {
-  const std::string options = "wanted layers=N of 1 to 40, or experts=N of 8 to 256";
+  const std::string options = "wanted layers=N of 1 to 40, experts=N of 8 to 256, or format=nvfp4 or q4";
   for (const auto& [model, wanted] : std::vector<std::pair<std::string, std::string>>{
            {"synthetic:", "synthetic:laguna-xs.2, synthetic:glm-5.3-flash"},
            {"synthetic:gpt-oss", "synthetic:laguna-s-2.1"},
@@ -95,6 +95,7 @@ TEST(Synthetic, RefusesOthersByName) {
            {"synthetic:laguna-xs.2:experts=7", options},
            {"synthetic:laguna-xs.2:experts=257", options},
            {"synthetic:laguna-xs.2:layers=99999999999999999999", options},
+           {"synthetic:laguna-xs.2:format=q5", options},
            {"synthetic:laguna-xs.2:heads=4", options}}) {
     const Status status = synthetic_spec(model).status();
     EXPECT_EQ(status.code(), ErrorCode::kUser) << model;
@@ -153,6 +154,25 @@ TEST(Synthetic, ANameAlwaysHasTheSameBytes) {
   const std::vector<float> norm = floats(*shared, "input_layernorm.weight");
   EXPECT_EQ(norm, floats(*distinct, "input_layernorm.weight"));
   EXPECT_NE(norm, floats(*shared, "post_attention_layernorm.weight"));
+}
+
+TEST(Synthetic, ExpertsInQ4GiveOutputsOfUnitVariance) {
+  const std::string model = "synthetic:laguna-xs.2:layers=2:experts=8:format=q4";
+  const auto weights = SyntheticWeights::make(small_spec(model), model, copied(Bytes::kShared)).value();
+  const Matrix m = weights->matrix("model.layers.1.mlp.experts.3.up_proj", 512, 2048).value();
+  EXPECT_EQ(m.format, MatrixFormat::kQ4);
+  std::vector<float> row(2048);
+  double squares = 0;
+  for (int64_t n = 0; n < 64; ++n) {
+    dequantize_row(m, n, row.data());
+    for (float value : row) squares += double{value} * value / 64;
+  }
+  EXPECT_NEAR(squares, 1, 0.02);
+  for (const StoredTensor& t : weights->stored()) {
+    const int64_t each = t.dtype == "F16" ? 2 : 1;
+    if (t.matrix != m.format) continue;
+    EXPECT_EQ(t.bytes, t.shape[0] * t.shape[1] * each) << t.name;
+  }
 }
 
 TEST(Synthetic, WhatDoesNotFitIsRefusedBeforeItIsMade) {

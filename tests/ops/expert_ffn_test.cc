@@ -179,7 +179,7 @@ TEST_P(ExpertFfn, EveryFormat) {
 TEST_P(ExpertFfn, BiasesAndActivations) {
   using enum MatrixFormat;
   Random random(28);
-  for (auto [up, down] : {std::pair{kMxfp4, kMxfp4}, {kBF16, kQ4}, {kGgufQ4_0, kF32}}) {
+  for (auto [up, down] : {std::pair{kMxfp4, kMxfp4}, {kQ4, kQ4}, {kBF16, kQ4}, {kGgufQ4_0, kF32}}) {
     for (ActivationSpec activation : {ActivationSpec{}, ActivationSpec{ActivationSpec::kSiluClamped, 0.5f},
                                       ActivationSpec{ActivationSpec::kGptOss, 0.7f}}) {
       for (Shape shape : {Shape{9, 3, 96, 160, 2}, Shape{8, 4, 160, 96, 33}, Shape{8, 4, 96, 160, 80}}) {
@@ -242,8 +242,9 @@ TEST_P(ExpertFfn, ChunksAndThreadsChangeNoBit) {
 TEST_P(ExpertFfn, ARowAloneIsTheSameRowInAGroup) {
   Random random(33);
   using enum MatrixFormat;
-  for (MatrixFormat format : {kNvfp4, kMxfp4, kBF16}) {
-    const int64_t columns = format == kMxfp4 ? 160 : 144, width = format == kMxfp4 ? 288 : 272;
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kBF16}) {
+    const bool of_32 = format == kMxfp4 || format == kQ4;
+    const int64_t columns = of_32 ? 160 : 144, width = of_32 ? 288 : 272;
     Layer layer(random, {3, 3, columns, width, 131}, format, format);
     const std::unique_ptr<PlacedExperts> placed = ops_->place_experts(layer.experts);
     auto rows = [&](int64_t first, int64_t count) { return expert_ffn(*ops_, layer, *placed, first, count); };

@@ -74,7 +74,8 @@ TEST_P(Fused, GluAndProduct) {
   Random random(2);
   const ActivationSpec kinds[] = {{}, {.kind = ActivationSpec::kGptOss, .limit = 1.5f, .alpha = 1.702f}};
   for (const ActivationSpec& spec : kinds) {
-    for (MatrixFormat format : {MatrixFormat::kBF16, MatrixFormat::kMxfp4, MatrixFormat::kF32}) {
+    for (MatrixFormat format :
+         {MatrixFormat::kBF16, MatrixFormat::kMxfp4, MatrixFormat::kQ4, MatrixFormat::kF32}) {
       for (int64_t k : kWidths) {
         const TestMatrix down(random, format, 70, k);
         const RowsBuffer gate = RowsBuffer::random(random, kMostRows, k, 1),

@@ -271,7 +271,8 @@ TEST_P(Linear, ARowOfAPromptIsTheRowAlone) {
   };
   const Shape shapes[] = {{150, 1168, {1, 31, 32, 33, 63, 64, 65, 127, 129, 200, 300}},
                           {5700, 336, {129, 300}}};
-  for (MatrixFormat format : {MatrixFormat::kBF16, MatrixFormat::kNvfp4, MatrixFormat::kMxfp4}) {
+  for (MatrixFormat format :
+       {MatrixFormat::kBF16, MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
     for (const Shape& shape : shapes) {
       const int64_t k = columns_for(format, shape.k);
       TestMatrix w(random, format, shape.n, k, 0.5f);

@@ -42,11 +42,11 @@ std::string experts(MatrixFormat format, const Device& device, const MoePaths& p
   const std::string why = paths.path == "portable" ? "moe-path portable" : why_no_packing(format, device);
   const std::string_view name = matrix_format_name(format);
   if (!why.empty()) return fmt::format("routed experts in {}: float32 kernels: {}", name, why);
-  const int block = block_of(format);
-  const bool roomy = moe_decode_is_roomy(block, device.shared_bytes);
+  const TileKind kind = tile_kind({.format = format});
+  const bool roomy = moe_decode_is_roomy(kind, device.shared_bytes);
   return fmt::format(
              "routed experts in {}: tensor cores, {} KiB of shared memory a block of the {} there are; {}",
-             name, (roomy ? moe_decode_roomy_bytes(block) : moe_decode_shared_bytes(block)) >> 10,
+             name, (roomy ? moe_decode_roomy_bytes(kind) : moe_decode_shared_bytes(kind)) >> 10,
              device.shared_bytes >> 10,
              roomy ? fmt::format("up to {} rows are routed and grouped in the same launch", kFewTokens)
                    : "too little for routing and grouping few rows in the same launch") +
@@ -89,6 +89,7 @@ std::vector<std::string> choices(const Device& device, const std::string& tensor
         fmt::format("products with {}: float32 kernels, none on tensor cores", fmt::join(others, ", ")));
     lines.push_back(experts(MatrixFormat::kNvfp4, device, paths));
     lines.push_back(experts(MatrixFormat::kMxfp4, device, paths));
+    lines.push_back(experts(MatrixFormat::kQ4, device, paths));
     for (const auto& [layer, tokens] : paths.crossovers)
       lines.push_back(fmt::format("{}: wgmma for more than {} rows (measured)", one_line(layer), tokens));
     if (why.empty() && paths.path != "portable" && paths.path != "many") {

@@ -131,7 +131,7 @@ Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_packed(
   MoeShape shape{.experts = static_cast<int>(host_experts.size()),
                  .model = static_cast<int>(host_experts[0].gate.k),
                  .width = static_cast<int>(host_experts[0].gate.n),
-                 .block = block_of(host_experts[0].gate.format)};
+                 .kind = tile_kind(host_experts[0].gate)};
   const int64_t each = shape.gate_up_bytes() + shape.down_bytes();
   NIBBLE_ASSIGN_OR_RETURN(Buffer packed, Buffer::allocate(memory_, each * shape.experts, "experts"));
   std::vector<ExpertWeights> experts(host_experts.begin(), host_experts.end());

@@ -12,10 +12,10 @@ namespace {
 
 // By a warp. The tasks of a run go in rounds, one to each group of warps, and to the lane that copies its
 // weights. The chunks of a row of K, and of all groups, are a stage.
-template <int kBlock, int kStages>
+template <TileKind kKind, int kStages>
 __device__ inline void load_run(const Run& run, const RowBlock& block, const Split& k, uint8_t* stages,
                                 Ring<kStages>& ring) {
-  constexpr int kChunk = chunk_bytes(kBlock);
+  constexpr int kChunk = chunk_bytes(kKind);
   const int group = static_cast<int>(threadIdx.x) % 32;
   const uint64_t policy = evict_first_policy();
   const uint8_t* from =
@@ -69,11 +69,11 @@ struct Before {
     routing.ids.data[t * routing.ids.stride + rank] = few.ids[t * chosen + rank];
 }
 
-template <int kBlock, bool kRoomy>
+template <TileKind kKind, bool kRoomy>
 __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Workspace w, Before before) {
 #ifdef NIBBLE_HOPPER_OR_LATER
   extern __shared__ __align__(128) uint8_t shared[];
-  using Layout = SharedLayout<kBlock, kRoomy>;
+  using Layout = SharedLayout<kKind, kRoomy>;
   constexpr int kStages = Layout::kStages, kBuffers = Layout::kBuffers;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + Layout::kBarriers);
@@ -115,9 +115,9 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
       const RowBlock block = groups.block(run.block);
       const Split k(a.shape, run.down);
       if (block.count <= kTokensOfTile) {
-        multiply_run<kBlock, 1>(a, w, handed, groups, run, block, k, shared, chunks, buffers, sums);
+        multiply_run<kKind, 1>(a, w, handed, groups, run, block, k, shared, chunks, buffers, sums);
       } else {
-        multiply_run<kBlock, 2>(a, w, handed, groups, run, block, k, shared, chunks, buffers, sums);
+        multiply_run<kKind, 2>(a, w, handed, groups, run, block, k, shared, chunks, buffers, sums);
       }
     }
     arrive(kDoneBarrier, kDoneThreads);
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     fewer_registers<kOtherRegisters>();
     if (warp == kLoader) {
       for (Run run; runs.next(a.shape, run);)
-        load_run<kBlock>(run, groups.block(run.block), Split(a.shape, run.down), shared, chunks);
+        load_run<kKind>(run, groups.block(run.block), Split(a.shape, run.down), shared, chunks);
       clear_h(a, handed);
       return;
     }
@@ -141,12 +141,12 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     }
     int turn = finisher;
     for (Run run; runs.next(a.shape, run);) {
-      const Finish finish(a, handed, run, groups.block(run.block));
+      const Finish finish(a, handed, run, groups.block(run.block), unscale(kKind));
       const Split k(a.shape, run.down);
       if (run.down) {
-        finish_run<true>(a, finish, run, k, buffers, sums, turn);
+        finish_run<kKind, true>(a, finish, run, k, buffers, sums, turn);
       } else {
-        finish_run<false>(a, finish, run, k, buffers, sums, turn);
+        finish_run<kKind, false>(a, finish, run, k, buffers, sums, turn);
       }
     }
   }
@@ -179,12 +179,12 @@ bool groups_itself(const MoeDecodeArgs& a, int scratch_bytes) {
 }
 
 // A block a multiprocessor, which wait for each other: never two such launches at once on a device.
-template <int kBlock, bool kRoomy>
+template <TileKind kKind, bool kRoomy>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  using Layout = SharedLayout<kBlock, kRoomy>;
+  using Layout = SharedLayout<kKind, kRoomy>;
   static_assert(!kRoomy || SharedProducts::kSharedBytes <= Layout::kSumsBytes);
   if (!kRoomy && args.shared.tiles != nullptr) return cudaErrorInvalidValue;
-  const auto kernel = moe_layer<kBlock, kRoomy>;
+  const auto kernel = moe_layer<kKind, kRoomy>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   Before before;
@@ -198,25 +198,32 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
   return cudaGetLastError();
 }
 
-template <int kBlock>
+template <TileKind kKind>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
-  if (moe_decode_is_roomy(kBlock, device.shared_bytes))
-    return launch_layer<kBlock, true>(args, device, stream);
-  return launch_layer<kBlock, false>(args, device, stream);
+  if (moe_decode_is_roomy(kKind, device.shared_bytes)) return launch_layer<kKind, true>(args, device, stream);
+  return launch_layer<kKind, false>(args, device, stream);
+}
+
+// visit<TileKind>(), for those of 4 bits.
+template <class Visit>
+auto with_4bit_kind(TileKind kind, Visit visit) {
+  if (kind == TileKind::kNvfp4) return visit.template operator()<TileKind::kNvfp4>();
+  if (kind == TileKind::kMxfp4) return visit.template operator()<TileKind::kMxfp4>();
+  return visit.template operator()<TileKind::kQ4>();
 }
 
 }  // namespace
 
-int64_t moe_decode_shared_bytes(int block) {
-  return block == 16 ? SharedLayout<16, false>::kBytes : SharedLayout<32, false>::kBytes;
+int64_t moe_decode_shared_bytes(TileKind kind) {
+  return with_4bit_kind(kind, [&]<TileKind kKind>() { return SharedLayout<kKind, false>::kBytes; });
 }
 
-int64_t moe_decode_roomy_bytes(int block) {
-  return block == 16 ? SharedLayout<16, true>::kBytes : SharedLayout<32, true>::kBytes;
+int64_t moe_decode_roomy_bytes(TileKind kind) {
+  return with_4bit_kind(kind, [&]<TileKind kKind>() { return SharedLayout<kKind, true>::kBytes; });
 }
 
-bool moe_decode_is_roomy(int block, int64_t shared_bytes) {
-  return shared_bytes >= moe_decode_roomy_bytes(block);
+bool moe_decode_is_roomy(TileKind kind, int64_t shared_bytes) {
+  return shared_bytes >= moe_decode_roomy_bytes(kind);
 }
 
 // Few rows gain more where they are routed in the same launch, and many where the product is one of its own.
@@ -235,8 +242,8 @@ cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
     error = group_rows(args, true, device.multiprocessors, stream);
     return error == cudaSuccess ? moe_many(args, device.multiprocessors, stream) : error;
   }
-  return args.shape.block == 16 ? launch_layer<16>(args, device, stream)
-                                : launch_layer<32>(args, device, stream);
+  return with_4bit_kind(args.shape.kind,
+                        [&]<TileKind kKind>() { return launch_layer<kKind>(args, device, stream); });
 }
 
 }  // namespace nibble::cuda

@@ -1,8 +1,9 @@
-// Routed experts in NVFP4 or MXFP4 on the tensor cores. For few rows an expert: one persistent kernel from
-// the normed input to the combined output; up to kFewTokens rows it routes and groups itself, before more of
-// them runs one small kernel that does it. For many rows an expert: moe_many.h.
+// Routed experts in NVFP4, MXFP4 or q4 on the tensor cores. For few rows an expert: one persistent kernel
+// from the normed input to the combined output; up to kFewTokens rows it routes and groups itself, before
+// more of them runs one small kernel that does it. For many rows an expert: moe_many.h.
 //
-// Arithmetic: W4A16. A weight (code times block scale) is exact in bfloat16; an activation goes in as the sum
+// Arithmetic: W4A16. A weight (code times block scale; of q4 the code, and the scale goes on the block's sum)
+// is exact in bfloat16; an activation goes in as the sum
 // of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
 // and sums are float32; the tensor scale is applied to the sum. The activation between the two products
 // likewise.
@@ -36,7 +37,7 @@ struct PackedExpert {
   const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
 };
 
-// A matrix as it is on disk, in device memory: codes u8 [N, K/2], scales u8 [N, K/block].
+// A matrix as it is on disk, in device memory: codes u8 [N, K/2], block scales [N, K/block_columns()].
 struct DiskMatrix {
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;
@@ -44,9 +45,9 @@ struct DiskMatrix {
 
 struct MoeShape {
   int experts = 0, chosen = 0;
-  int model = 0, width = 0;  // D, I
-  int block = 16;            // columns of a block scale: 16 is NVFP4 (e4m3), 32 is MXFP4 (e8m0)
-  int most_few = INT_MAX;    // tokens; more of them, and experts have many rows each (with_many())
+  int model = 0, width = 0;          // D, I
+  TileKind kind = TileKind::kNvfp4;  // of its 4-bit ones
+  int most_few = INT_MAX;            // tokens; more of them, and experts have many rows each (with_many())
 
   NIBBLE_HOST_DEVICE int model_chunks() const { return (model + 127) / 128; }
   NIBBLE_HOST_DEVICE int width_chunks() const { return (width + 127) / 128; }
@@ -98,10 +99,10 @@ struct MoeDecodeArgs {
 };
 
 // Shared memory that a block needs at least, and that of the layout with room for routing and grouping.
-int64_t moe_decode_shared_bytes(int block);
-int64_t moe_decode_roomy_bytes(int block);
+int64_t moe_decode_shared_bytes(TileKind kind);
+int64_t moe_decode_roomy_bytes(TileKind kind);
 // Which of the two it is where a block can have `shared_bytes`.
-bool moe_decode_is_roomy(int block, int64_t shared_bytes);
+bool moe_decode_is_roomy(TileKind kind, int64_t shared_bytes);
 int64_t moe_decode_workspace_bytes(const MoeShape& shape, int tokens);
 int64_t moe_decode_handed(const MoeShape& shape, int tokens);
 
@@ -114,8 +115,8 @@ cudaError_t repack_gate_up(const MoeShape& shape, DiskMatrix gate, DiskMatrix up
 cudaError_t repack_down(const MoeShape& shape, DiskMatrix down, uint8_t* to, cudaStream_t stream);
 
 // The same of any matrix in such tiles (tile_linear.h).
-cudaError_t make_4bit_tiles(const uint8_t* codes, const uint8_t* scales, int n, int k, int block, uint8_t* to,
-                            cudaStream_t stream);
+cudaError_t make_4bit_tiles(TileKind kind, const uint8_t* codes, const uint8_t* scales, int n, int k,
+                            uint8_t* to, cudaStream_t stream);
 
 // Launches the layer on `stream`; needs no host round trip and can be captured in a graph.
 cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream);

@@ -16,16 +16,18 @@ struct Finish {
   float first_scale, second_scale = 0;
   const float *first_bias, *second_bias = nullptr;
 
-  __device__ Finish(const MoeDecodeArgs& a, const Handed& handed, const Run& run, const RowBlock& block)
+  // unscale: that of the tiles.
+  __device__ Finish(const MoeDecodeArgs& a, const Handed& handed, const Run& run, const RowBlock& block,
+                    float unscale)
       : rows(block.count) {
     const PackedExpert& expert = a.experts[block.expert];
     if (run.down) {
       to = handed.partial + int64_t{block.first} * a.shape.model_chunks() * 128;
-      first_scale = expert.down_scale * kUnscale;
+      first_scale = expert.down_scale * unscale;
       first_bias = expert.down_bias;
     } else {
       to = handed.h + int64_t{block.first} * a.shape.width_chunks() * 128;
-      first_scale = expert.gate_scale * kUnscale, second_scale = expert.up_scale * kUnscale;
+      first_scale = expert.gate_scale * unscale, second_scale = expert.up_scale * unscale;
       first_bias = expert.gate_bias, second_bias = expert.up_bias;
     }
   }
@@ -44,6 +46,7 @@ __device__ inline float4 sum_of_parts(const float4* from, int parts) {
 
 // A lane of the warps that multiplied had, of token 4 n + q, weight rows g and g + 8 of both tiles. Where
 // there are no tokens for half of the lanes, those take over the rows g + 8.
+template <TileKind kKind>
 __device__ inline void finish_gate_up(const MoeDecodeArgs& a, const Finish& f, int tile, int n,
                                       const float4* parts_of_warps, int parts) {
   const MoeShape& s = a.shape;
@@ -66,7 +69,7 @@ __device__ inline void finish_gate_up(const MoeDecodeArgs& a, const Finish& f, i
     const uint32_t other = __shfl_xor_sync(~0u, own, 4);
     const int part = g % 2, words = s.width_chunks() * 64;
     const uint32_t word = part == 0 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
-    if (row < f.rows) hand(f.to + (row * 2 + part) * words + operand_place<32>(column) / 2, word);
+    if (row < f.rows) hand(f.to + (row * 2 + part) * words + operand_place(kKind, column) / 2, word);
   }
 }
 
@@ -90,7 +93,7 @@ __device__ inline void finish_down(const MoeDecodeArgs& a, const Finish& f, int 
 }
 
 // The finishers take turns, round after round of the multiprocessor.
-template <bool kDown, int kBuffers>
+template <TileKind kKind, bool kDown, int kBuffers>
 __device__ inline void finish_run(const MoeDecodeArgs& a, const Finish& f, const Run& run, const Split& k,
                                   const float4* buffers, Ring<kBuffers>& in, int& turn) {
   const int tiles = (f.rows + kTokensOfTile - 1) / kTokensOfTile;
@@ -104,7 +107,7 @@ __device__ inline void finish_run(const MoeDecodeArgs& a, const Finish& f, const
         if constexpr (kDown) {
           finish_down(a, f, run.tile + at, n, of_group + n * 32, k.parts);
         } else {
-          finish_gate_up(a, f, run.tile + at, n, of_group + n * 32, k.parts);
+          finish_gate_up<kKind>(a, f, run.tile + at, n, of_group + n * 32, k.parts);
         }
       }
     }

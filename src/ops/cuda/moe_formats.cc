@@ -30,10 +30,10 @@ std::string why_not_on(const Device& device, int64_t needed_bytes) {
 }  // namespace
 
 std::string why_no_packing(MatrixFormat format, const Device& device) {
-  if (format != MatrixFormat::kNvfp4 && format != MatrixFormat::kMxfp4) {
-    return fmt::format("in {}, not in NVFP4 or MXFP4", matrix_format_name(format));
+  if (!has_tiles(format) || format == MatrixFormat::kBF16) {
+    return fmt::format("in {}, not in NVFP4, MXFP4 or q4", matrix_format_name(format));
   }
-  return why_not_on(device, moe_decode_shared_bytes(block_of(format)));
+  return why_not_on(device, moe_decode_shared_bytes(tile_kind({.format = format})));
 }
 
 std::string why_not_packed(std::span<const ExpertWeights> experts, const Device& device) {

@@ -10,9 +10,6 @@
 
 namespace nibble::cuda {
 
-// Columns of a block scale.
-constexpr int block_of(MatrixFormat format) { return format == MatrixFormat::kNvfp4 ? 16 : 32; }
-
 // Why experts in this format cannot be repacked for the device, whatever they hold; "": they can.
 std::string why_no_packing(MatrixFormat format, const Device& device);
 // Why the experts of a layer (in host memory) cannot be; "": they can.

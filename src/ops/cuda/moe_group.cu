@@ -23,7 +23,7 @@ __device__ void split_x(const MoeDecodeArgs& a, const Workspace& w, int first) {
        id += step) {
     const int64_t t = id / d;
     const int c = static_cast<int>(id % d);
-    __nv_bfloat16* to = w.x + t * 2 * d + operand_place<32>(c);
+    __nv_bfloat16* to = w.x + t * 2 * d + operand_place(s.kind, c);
     split(c < s.model ? a.x[t * a.x_stride + c] : 0.0f, to[0], to[d]);
   }
 }

@@ -119,11 +119,11 @@ struct Ring {
 // Dynamic shared memory. A stage: a chunk of each warp; there is one for each chunk that a warp holds, or
 // two, so that all weights of down are under way when its rows are there. A buffer: the sums of a round of
 // tasks. Where it has no room for many, few rows are not grouped here.
-template <int kBlock, bool kRoomy>
+template <TileKind kKind, bool kRoomy>
 struct SharedLayout {
   static constexpr int kStages = kRoomy ? 2 * kHeld : kHeld, kBuffers = kRoomy ? 8 : 3;
   static constexpr bool kGroups = kRoomy;
-  static constexpr int kStageBytes = kWarps * chunk_bytes(kBlock);
+  static constexpr int kStageBytes = kWarps * chunk_bytes(kKind);
   static constexpr int kBufferBytes = kWarps * kMaxTiles * 32 * 16;
   static constexpr int kSums = kStages * kStageBytes, kSumsBytes = kBuffers * kBufferBytes;
   static constexpr int kBarriers = kSums + kSumsBytes;

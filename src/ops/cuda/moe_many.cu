@@ -33,15 +33,19 @@ struct ManyLayout {
 
 // Where a pair of columns c, c + 1 (c even) of row `row`, high parts, lies among the rows of a block, in
 // words; the low parts are four words further. `rows`: that the block has room for.
+template <TileKind kKind>
 __device__ inline int64_t many_place(int rows, int row, int c) {
-  const int in_chunk = c % kChunkColumns, step = in_chunk % 32 / 4, eight = in_chunk % 4 / 2;
-  return ((static_cast<int64_t>(c / kChunkColumns) * 16 + step * 2 + eight) * 2 * rows + 2 * row) * 4 +
-         in_chunk / 32;
+  const int in_chunk = c % kChunkColumns, eight = in_chunk % 4 / 2;
+  constexpr bool kIsQ4 = kKind == TileKind::kQ4;  // word_column
+  const int step = (kIsQ4 ? in_chunk / 32 * 8 : 0) + in_chunk % (kIsQ4 ? 8 : 32);
+  const int q = kIsQ4 ? in_chunk / 8 % 4 : in_chunk / 32;
+  return ((static_cast<int64_t>(c / kChunkColumns) * 16 + step / 4 * 2 + eight) * 2 * rows + 2 * row) * 4 + q;
 }
 
 // The rows of every block in the order that its products want: grid (blocks, some). A warp does eight pieces
 // (a step's eight) of four rows at a time: of neighbouring lanes each stores one part of both their pieces,
 // so that eight lanes fill a line.
+template <TileKind kKind>
 __global__ void many_rows(MoeDecodeArgs a, Workspace w) {
   after_kernel_before();
   const int b = static_cast<int>(blockIdx.x);
@@ -56,7 +60,7 @@ __global__ void many_rows(MoeDecodeArgs a, Workspace w) {
   for (int first = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) / 32 * 8; first < pieces;
        first += step) {
     const int even = first + lane / 8 * 2, piece = even + part;
-    const int c = piece / 16 * kChunkColumns + piece % 16 * 2;
+    const int c = piece / 16 * kChunkColumns + word_column(kKind, 0, piece % 16 / 4) + piece % 4 * 2;
     uint4* const at = to + static_cast<int64_t>(even) * 2 * rows + part;
     for (int four = 0; four < block.count; four += 4) {
       const int row = four + lane / 2 % 4;
@@ -64,7 +68,8 @@ __global__ void many_rows(MoeDecodeArgs a, Workspace w) {
       uint32_t high[4], low[4];
       float2 pairs[4];
 #pragma unroll
-      for (int q = 0; q < 4; ++q) pairs[q] = load_two(x, c + 32 * q, a.shape.model, vectors);
+      for (int q = 0; q < 4; ++q)
+        pairs[q] = load_two(x, c + word_column(kKind, q, 0), a.shape.model, vectors);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
         split(pairs[q].x, pairs[q].y, high[q], low[q]);
@@ -107,15 +112,15 @@ struct ManyTasks {
 struct ManyFinish {
   float scale, up_scale;
   const float *bias, *up_bias;
-  __device__ ManyFinish(const MoeDecodeArgs& a, const ManyTask& task, bool down) {
+  __device__ ManyFinish(const MoeDecodeArgs& a, const ManyTask& task, bool down, float unscale) {
     const PackedExpert& expert = a.experts[task.block.expert];
-    scale = (down ? expert.down_scale : expert.gate_scale) * kUnscale, up_scale = expert.up_scale * kUnscale;
+    scale = (down ? expert.down_scale : expert.gate_scale) * unscale, up_scale = expert.up_scale * unscale;
     bias = down ? expert.down_bias : expert.gate_bias, up_bias = expert.up_bias;
   }
 };
 
 // What becomes of the sums of a pair: of token 4 j + q, rows g (sums[tile][2 j]) and g + 8 of both its tiles.
-template <bool kDown, int kRows>
+template <TileKind kKind, bool kDown, int kRows>
 __device__ inline void finish_many(const MoeDecodeArgs& a, const Workspace& w, const ManyTask& task,
                                    const ManyFinish& f, int pair, const float (&sums)[2][kRows / 2]) {
   const MoeShape& s = a.shape;
@@ -153,7 +158,7 @@ __device__ inline void finish_many(const MoeDecodeArgs& a, const Workspace& w, c
       const uint32_t own = *reinterpret_cast<const uint32_t*>(&parts);
       const uint32_t other = __shfl_xor_sync(~0u, own, 4);
       const uint32_t word = g % 2 == 0 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
-      if (row < task.block.count) to[many_place(kRows, row, column / 2 * 2) + g % 2 * 4] = word;
+      if (row < task.block.count) to[many_place<kKind>(kRows, row, column / 2 * 2) + g % 2 * 4] = word;
     }
   }
 }
@@ -167,8 +172,9 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
   using L = ManyLayout<kKind>;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const Split k(a.shape, kDown);
-  const ManyFinish finish(a, task, kDown);
+  const ManyFinish finish(a, task, kDown, unscale(kKind));
   float products[2][kRows] = {}, sums[2][kRows / 2] = {};
+  float of_part[2][T::kScalesSums ? kRows / 2 : 1] = {};
   // The operands of a word stay while they are multiplied, and the next come to others meanwhile.
   constexpr int kSets = 2;
   uint32_t weights[kSets][2][2][4];
@@ -180,24 +186,48 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
       ring.wait_full();
       const uint8_t* const stage = shared + ring.place * L::kStageBytes;
       const uint64_t rows = operand(stage + L::kWeightBytes, 2 * kRows * 16, 128);
-      const Codes codes = load_codes<T::kBlock>(stage + warp * T::kBytes);
-      const Scales scales = scales_of<T::kBlock>(codes);
+      const Codes<kKind> codes = load_codes<kKind>(stage + warp * T::kBytes);
+      const Scales scales = scales_of<kKind>(codes);
+      auto multiply = [&](int v, int m, int tile, const uint32_t(&o)[2][4], uint32_t adds) {
+        wgmma(products[tile], o[0][2 * m], o[1][2 * m], o[0][2 * m + 1], o[1][2 * m + 1],
+              operand_at(rows, (v * 2 + m) * 2 * 2 * kRows * 16), adds);
+      };
+      if constexpr (T::kScalesSums) {
+        // While a tile's products of a block run, those of the other are added up.
+        auto add_up = [&](int tile, int v) {
+          wgmma_settled(products[tile]);
+          add_both_parts<kRows / 2>(codes.scales[tile], v, products[tile], of_part[tile]);
+        };
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        auto& of_word = weights[v % kSets];
-        decode_word(codes, scales, v, of_word);
-        wgmma_begin();
+        for (int i = 0; i < 8; ++i) {
+          const int v = i / 2, tile = i % 2;
+          decode_word<kKind>(codes, scales, v, tile, weights[0][tile]);
+          wgmma_begin();
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int tile = 0; tile < 2; ++tile) {
-            const auto& o = of_word[tile];
-            wgmma(products[tile], o[0][2 * m], o[1][2 * m], o[0][2 * m + 1], o[1][2 * m + 1],
-                  operand_at(rows, (v * 2 + m) * 2 * 2 * kRows * 16), v == 0 && m == 0 ? add : 1);
-          }
+          for (int m = 0; m < 2; ++m) multiply(v, m, tile, weights[0][tile], m);
+          wgmma_commit();
+          if (i == 0) continue;
+          wgmma_wait<1>();
+          add_up(1 - tile, (i - 1) / 2);
         }
-        wgmma_commit();
-        wgmma_wait<kSets - 1>();
+        wgmma_wait<0>();
+        add_up(1, 3);
+      } else {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) {
+          auto& of_word = weights[v % kSets];
+#pragma unroll
+          for (int tile = 0; tile < 2; ++tile) decode_word<kKind>(codes, scales, v, tile, of_word[tile]);
+          wgmma_begin();
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile)
+              multiply(v, m, tile, of_word[tile], v == 0 && m == 0 ? add : 1);
+          }
+          wgmma_commit();
+          wgmma_wait<kSets - 1>();
+        }
       }
       // A branch between products would make them wait for each other, so this one is given back late.
       if (previous >= 0) warp_arrive(ring.empty + previous);
@@ -211,13 +241,18 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
       wgmma_settled(products[tile]);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        const float both = products[tile][2 * i] + products[tile][2 * i + 1];
+        float both;
+        if constexpr (T::kScalesSums) {
+          both = of_part[tile][i], of_part[tile][i] = 0;
+        } else {
+          both = products[tile][2 * i] + products[tile][2 * i + 1];
+        }
         sums[tile][i] = part == 0 ? both : sums[tile][i] + both;
       }
     }
   }
   warp_arrive(ring.empty + previous);
-  if (warp < task.pairs) finish_many<kDown, kRows>(a, w, task, finish, task.pair + warp, sums);
+  if (warp < task.pairs) finish_many<kKind, kDown, kRows>(a, w, task, finish, task.pair + warp, sums);
 #endif
 }
 
@@ -347,7 +382,7 @@ cudaError_t launch(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t 
   const Workspace w = workspace_at(static_cast<char*>(args.workspace), args.shape, args.tokens, true);
   const MoeShape& s = args.shape;
   constexpr unsigned kElements = 256;
-  launch_early(many_rows,
+  launch_early(many_rows<kKind>,
                dim3(static_cast<unsigned>(max_blocks(s.experts, args.tokens * s.chosen, kManyRows)),
                     static_cast<unsigned>(s.model_chunks() + 3) / 4),  // a warp half a chunk
                kElements, 0, stream, args, w);
@@ -368,8 +403,14 @@ MoeShape with_many(MoeShape shape) {
 }
 
 cudaError_t moe_many(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
-  return args.shape.block == 16 ? launch<TileKind::kNvfp4>(args, multiprocessors, stream)
-                                : launch<TileKind::kMxfp4>(args, multiprocessors, stream);
+  switch (args.shape.kind) {
+    case TileKind::kNvfp4:
+      return launch<TileKind::kNvfp4>(args, multiprocessors, stream);
+    case TileKind::kMxfp4:
+      return launch<TileKind::kMxfp4>(args, multiprocessors, stream);
+    default:
+      return launch<TileKind::kQ4>(args, multiprocessors, stream);
+  }
 }
 
 }  // namespace nibble::cuda

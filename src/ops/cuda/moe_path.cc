@@ -26,8 +26,8 @@ Result<std::map<std::string, int>> read_crossovers(const std::string& file, cons
 }  // namespace
 
 std::string crossover_key(const std::string& device, const MoeShape& s) {
-  return fmt::format("{}: {}, {} of {} experts, {} x {}", device, s.block == 16 ? "NVFP4" : "MXFP4", s.chosen,
-                     s.experts, s.model, s.width);
+  return fmt::format("{}: {}, {} of {} experts, {} x {}", device, tile_kind_name(s.kind), s.chosen, s.experts,
+                     s.model, s.width);
 }
 
 MoeShape MoePaths::choose(MoeShape shape, int64_t chosen) const {

@@ -84,7 +84,7 @@ class SharedProducts {
         for (int chunk = begin(r); chunk < begin(r + 1); ++chunk) {
           hold(r, task * chunks_ + chunk);
           uint32_t high[8], low[8];
-          split_piece(load_piece(x, chunk * kColumns + column, s.width, whole), high, low);
+          split_piece(load_piece<TileKind::kBF16>(x, chunk * kColumns + column, s.width, whole), high, low);
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
 #pragma unroll

@@ -16,6 +16,11 @@
 // In a word the eight e2m1 codes stand so that three of its four pairs (two neighbouring columns each) turn
 // into bfloat16 pairs by at most a rotation and a mask, and the fourth by a mask, a product and a mask: sign
 // to bit 15, exponent and mantissa to bits 8..6, which is the code's value times 2^-126, subnormals included.
+//
+// q4 differs: a weight, of 14 bits, is no bfloat16, so that block scales go on the float32 sums of a block's
+// two products. A lane's columns are 8 of each of the four blocks, 32 v + 8 q + 0..7 in word v; a code stands
+// as its value + 8, that of the columns 2 p and 2 p + 1 at bits 4 p and 4 p + 16; scales (float16) are
+// [2 tiles][8 rows][4 blocks][row g, row g + 8].
 #pragma once
 
 #include <cstdint>
@@ -28,13 +33,32 @@ namespace nibble::cuda {
 #define NIBBLE_HOST_DEVICE
 #endif
 
+// The forms of tiles. kBF16In12 (bf16_in_12.cuh) holds the same weights as kBF16 (linear_tiles.cuh) in three
+// quarters of the bytes, and products have the same bits.
+enum class TileKind { kBF16, kBF16In12, kNvfp4, kMxfp4, kQ4 };
+constexpr const char* tile_kind_name(TileKind kind) {
+  constexpr const char* kNames[] = {"BF16", "BF16-in-12", "NVFP4", "MXFP4", "q4"};
+  return kNames[static_cast<int>(kind)];
+}
+NIBBLE_HOST_DEVICE constexpr bool is_bf16(TileKind kind) {
+  return kind == TileKind::kBF16 || kind == TileKind::kBF16In12;
+}
+
 inline constexpr int kChunkColumns = 128;
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileCodeBytes = kTileRows * kChunkColumns / 2;
-// Of one row of a lane, whose 32 columns have one scale byte (MXFP4) or two (NVFP4).
-NIBBLE_HOST_DEVICE constexpr int tile_scale_bytes(int block) { return 32 * 2 * (32 / block); }
-NIBBLE_HOST_DEVICE constexpr int chunk_bytes(int block) {
-  return 2 * (kTileCodeBytes + tile_scale_bytes(block));
+// Columns of a block scale, and its bytes.
+NIBBLE_HOST_DEVICE constexpr int block_columns(TileKind kind) { return kind == TileKind::kNvfp4 ? 16 : 32; }
+NIBBLE_HOST_DEVICE constexpr int block_scale_bytes(TileKind kind) { return kind == TileKind::kQ4 ? 2 : 1; }
+NIBBLE_HOST_DEVICE constexpr int tile_scale_bytes(TileKind kind) {
+  return kTileRows * (kChunkColumns / block_columns(kind)) * block_scale_bytes(kind);
+}
+NIBBLE_HOST_DEVICE constexpr int chunk_bytes(TileKind kind) {
+  return 2 * (kTileCodeBytes + tile_scale_bytes(kind));
+}
+// Of a chunk, the first of the eight columns in word v of lane q.
+NIBBLE_HOST_DEVICE constexpr int word_column(TileKind kind, int q, int v) {
+  return kind == TileKind::kQ4 ? 32 * v + 8 * q : 32 * q + 8 * v;
 }
 
 // Bit of a word where bit `bit` (0 mantissa, 1 and 2 exponent, 3 sign) of code i (0..7) stands.
@@ -64,6 +88,11 @@ NIBBLE_HOST_DEVICE constexpr uint8_t place_scale(uint8_t scale) {
 }
 
 // Eight codes, the first in the low nibble, in that order.
+NIBBLE_HOST_DEVICE constexpr uint32_t place_q4_codes(uint32_t codes) {
+  uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) word |= ((codes >> (4 * i) & 15u) ^ 8u) << (i / 2 * 4 + i % 2 * 16);
+  return word;
+}
 NIBBLE_HOST_DEVICE constexpr uint32_t place_codes(uint32_t codes) {
   uint32_t word = 0;
   for (int i = 0; i < 8; ++i) {

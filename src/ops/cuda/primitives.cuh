@@ -199,7 +199,13 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   return out;
 }
 
-// The same by one number, the low or the high half of `b`, without a register that holds it twice.
+__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t out;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+  return out;
+}
+
+// The product by one number, the low or the high half of `b`, without a register that holds it twice.
 __device__ inline uint32_t mul_bf16x2_half(uint32_t a, uint32_t b, bool high) {
   uint32_t out;
   if (high) {

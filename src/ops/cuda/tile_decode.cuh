@@ -1,14 +1,25 @@
 // From the words of a chunk (moe_tiles.h) to the operands of a product.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
+#include "ops/cuda/moe_tiles.h"
 #include "ops/cuda/primitives.cuh"
 
 namespace nibble::cuda {
 
-// Eight codes of a row as four pairs of bfloat16, times 2^-126.
+// Eight codes of a row as four pairs of bfloat16: e2m1 times 2^-126, those of q4 times 1/64.
+template <TileKind kKind>
 __device__ inline void decode(uint32_t word, uint32_t (&pairs)[4]) {
+  if constexpr (kKind == TileKind::kQ4) {
+    // Codes + 8 stand in the last bits of subnormal numbers: what is 2^-133 there becomes 1/64.
+    constexpr uint32_t kTo = 0x7F007F00u, kMinus8 = 0xBE00BE00u;  // 2^127, -8 / 64
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = fma_bf16x2(word >> (4 * p) & 0x000F000Fu, kTo, kMinus8);
+    return;
+  }
   constexpr uint32_t kMask = 0x81C081C0u;
   pairs[0] = word & kMask;
   pairs[1] = rotate_right(word, 3) & kMask;
@@ -17,8 +28,33 @@ __device__ inline void decode(uint32_t word, uint32_t (&pairs)[4]) {
   pairs[3] = ((word & 0x001B001Bu) * ((1u << 12) + (1u << 7) + (1u << 2))) & kMask;
 }
 
-// What the scales below leave to be done on the float32 sum: a weight comes out of the decoding times 2^-7.
-constexpr float kUnscale = 128.0f;
+// What decoding leaves to be done on the float32 sum: with the scales below a weight comes out times 2^-7.
+__device__ constexpr float unscale(TileKind kind) {
+  return is_bf16(kind) ? 1.0f : kind == TileKind::kQ4 ? 64.0f : 128.0f;
+}
+
+// One of two of different types.
+template <bool kFirst, class First, class Second>
+__device__ inline auto& first_if(First& first, Second& second) {
+  if constexpr (kFirst) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
+// The block scales of a lane's rows g and g + 8 in a chunk of q4.
+struct BlockScales {
+  uint4 words;
+  __device__ float2 of(int block) const {
+    const uint32_t both = block == 0 ? words.x : block == 1 ? words.y : block == 2 ? words.z : words.w;
+    return __half22float2(*reinterpret_cast<const __half2*>(&both));
+  }
+};
+__device__ inline BlockScales load_block_scales(const uint8_t* chunk, int tile, int lane) {
+  return {*reinterpret_cast<const uint4*>(chunk + 2 * kTileCodeBytes +
+                                          tile * tile_scale_bytes(TileKind::kQ4) + lane / 4 * 16)};
+}
 
 // The block scales of a lane's two rows (first the low, then the high half) as bfloat16 times 2^119.
 // `scales`: what the chunk holds for the lane; part: which half of its 32 columns.
@@ -48,13 +84,11 @@ __device__ inline void split(float x, float y, uint32_t& high, uint32_t& low) {
   low = *reinterpret_cast<const uint32_t*>(&l);
 }
 
-// Where column c of a row of operands stands, of chunks in which a lane has kOfLane columns: of every lane's
-// columns the first eight, then the second ..., so that the four lanes that share a row load 64 neighbouring
-// bytes at a time.
-template <int kOfLane>
-__device__ inline int operand_place(int c) {
-  constexpr int kChunk = 4 * kOfLane;
-  return c / kChunk * kChunk + c % kOfLane / 8 * 32 + c % kChunk / kOfLane * 8 + c % 8;
+// Where column c of a row of operands stands: word after word of the four lanes that share a row, so that
+// they load 64 neighbouring bytes at a time.
+__device__ inline int operand_place(TileKind kind, int c) {
+  if (kind == TileKind::kQ4) return c;
+  return c / kChunkColumns * kChunkColumns + c % 32 / 8 * 32 + c % kChunkColumns / 32 * 8 + c % 8;
 }
 
 }  // namespace nibble::cuda

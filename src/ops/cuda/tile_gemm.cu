@@ -226,6 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
 
     float products[L::kValues] = {};
+    float of_block[2][T::kScalesSums ? L::kValues : 1] = {};
     int rounds = 0;
     for (int task = first_task; task < tasks; task += task_step) {
       float of_group[L::kValues] = {}, sums[L::kValues] = {};
@@ -235,6 +236,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (chunk < stop) {
           uint32_t add = 0;
           int previous = 0;
+          if constexpr (T::kScalesSums) {
+#pragma unroll
+            for (float& sum : products) sum = 0;
+          }
           // Operands in registers stay while they are multiplied; the next come to others meanwhile.
           uint32_t a[2][4][4];
           auto multiply = [&](int buffer) {
@@ -253,6 +258,34 @@ __global__ void __launch_bounds__(kThreads, 1)
               }
               wgmma_commit();
               wgmma_wait<1>();
+            } else if constexpr (T::kScalesSums) {
+              // A block's products are added up while the next ones run.
+              const uint8_t* const chunk_at = weights_ring + stage * L::kWeightBytes + pair * T::kBytes;
+              const BlockScales scales = load_block_scales(chunk_at, warp % 2, lane);
+              auto add_up = [&](int block) {
+                wgmma_settled(of_block[block % 2]);
+                add_block<L::kValues>(scales, block, of_block[block % 2], products);
+              };
+#pragma unroll
+              for (int block = 0; block < 4; ++block) {
+                const int part = block / 2;
+                if (block % 2 == 0) load_tile<kKind>(chunk_at, warp % 2, lane, part, a[part]);
+                wgmma_begin();
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                  const int step = block % 2 * 2 + i;
+                  const uint64_t b = operand_at(rows, part * L::kUnitBytes + step * L::kStepBytes);
+                  const auto& w = a[part][step];
+                  wgmma(of_block[block % 2], w[0], w[1], w[2], w[3], b, i == 0 ? 0 : 1);
+                  wgmma(of_block[block % 2], w[0], w[1], w[2], w[3], operand_at(b, L::kPartBytes), 1);
+                }
+                wgmma_commit();
+                if (block == 0) continue;
+                wgmma_wait<1>();
+                add_up(block - 1);
+              }
+              wgmma_wait<0>();
+              add_up(3);
             } else {
 #pragma unroll
               for (int part = 0; part < T::kParts; ++part, ++buffer) {

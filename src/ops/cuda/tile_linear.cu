@@ -31,6 +31,9 @@ template <TileKind kKind>
 __device__ int prepared_place(int four) {
   constexpr int kOfChunk = Tiles<kKind>::kColumns / 4, kOfLane = kOfChunk / 4;
   const int in_chunk = four % kOfChunk;
+  if constexpr (kKind == TileKind::kQ4) {  // two fours of a lane, then of the next
+    return four - in_chunk + (in_chunk / 8 * 2 + in_chunk % 2) * 4 + in_chunk / 2 % 4;
+  }
   return four - in_chunk + in_chunk % kOfLane * 4 + in_chunk / kOfLane;
 }
 // What lane q reads of a chunk. row null: zeros.
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         if constexpr (kPrepares) {
           next[n] = prepared_piece<kKind>(g == 0 ? prepared : nullptr, first + c, part, q);
         } else {
-          next[n] = load_piece(rows[n], column, k, vectors);
+          next[n] = load_piece<kKind>(rows[n], column, k, vectors);
         }
       }
     };
@@ -162,6 +165,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
     for (int c = 0; c < chunks; ++c) {
       barrier_wait(barriers + stage, parity);
       const uint8_t* const chunk = stages + stage * T::kBytes;
+      BlockScales scales[2];
+      if constexpr (T::kScalesSums) {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) scales[tile] = load_block_scales(chunk, tile, lane);
+      }
 #pragma unroll
       for (int part = 0; part < T::kParts; ++part) {
         uint32_t high[kTiles][8], low[kTiles][8];
@@ -177,14 +185,20 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
         uint32_t a[2][4][4];
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) load_tile<kKind>(chunk, tile, lane, part, a[tile]);
+        float of_block[kTiles][2][4];
+        auto& products = first_if<T::kScalesSums>(of_block, sums);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
+          if (T::kScalesSums && step % 2 == 0) {
+#pragma unroll
+            for (int i = 0; i < kTiles * 8; ++i) of_block[i / 8][i / 4 % 2][i % 4] = 0;
+          }
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
               const uint32_t(&w)[4] = a[tile][step];
-              mma_bf16(sums[n][tile], w[0], w[1], w[2], w[3], high[n][2 * step], high[n][2 * step + 1]);
+              mma_bf16(products[n][tile], w[0], w[1], w[2], w[3], high[n][2 * step], high[n][2 * step + 1]);
             }
           }
 #pragma unroll
@@ -192,8 +206,13 @@ __global__ void __launch_bounds__(kWarps * 32, 1) tile_linear_kernel(TileLinear 
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
               const uint32_t(&w)[4] = a[tile][step];
-              mma_bf16(sums[n][tile], w[0], w[1], w[2], w[3], low[n][2 * step], low[n][2 * step + 1]);
+              mma_bf16(products[n][tile], w[0], w[1], w[2], w[3], low[n][2 * step], low[n][2 * step + 1]);
             }
+          }
+          if (T::kScalesSums && step % 2 == 1) {
+#pragma unroll
+            for (int i = 0; i < kTiles * 2; ++i)
+              add_block<4>(scales[i % 2], part * 2 + step / 2, of_block[i / 2][i % 2], sums[i / 2][i % 2]);
           }
         }
       }
@@ -271,7 +290,7 @@ static bool is_gemm(TileKind kind, int64_t rows) { return rows > few_rows(kind) 
 bool can_prepare(TileKind kind, int64_t rows, int64_t k) {
   if (is_gemm(kind, rows)) return true;
   if (rows != 1) return false;  // several are prepared faster by a kernel of their own
-  const int shared = with_kind(kind, []<TileKind kKind>() -> int { return kSharedBytes<kKind, 1>; });
+  const int shared = with_kind(kind, [&]<TileKind kKind>() -> int { return kSharedBytes<kKind, 1>; });
   return shared + prepared_bytes(k) <= kMaxSharedBytes;
 }
 

@@ -1,7 +1,7 @@
-// Products of rows with weights in BF16, NVFP4 or MXFP4 on the tensor cores. The weights lie in memory once,
-// in an order of their own (moe_tiles.h, linear_tiles.cuh), for the kernel of few rows, which is bound by
-// their bytes, and for that of many (tile_gemm.h). A row of x goes in as the sum of two bfloat16 numbers; the
-// order of every sum is that of linear_tiles.cuh, for any number of rows.
+// Products of rows with weights in BF16, NVFP4, MXFP4 or q4 on the tensor cores. The weights lie in memory
+// once, in an order of their own (moe_tiles.h, linear_tiles.cuh), for the kernel of few rows, which is bound
+// by their bytes, and for that of many (tile_gemm.h). A row of x goes in as the sum of two bfloat16 numbers;
+// the order of every sum is that of linear_tiles.cuh, for any number of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,17 +9,13 @@
 #include <cstdint>
 
 #include "ops/activation.h"
+#include "ops/cuda/moe_tiles.h"
 #include "quant/matrix.h"
 
 namespace nibble::cuda {
 
 // Shared memory of a block that these kernels are laid out for: what Hopper has. Not every device does.
 inline constexpr int kMaxSharedBytes = 227 << 10;
-
-// The forms of tiles. kBF16In12 holds the same weights in three quarters of the bytes, and products have the
-// same bits.
-enum class TileKind { kBF16, kBF16In12, kNvfp4, kMxfp4 };
-constexpr bool is_bf16(TileKind kind) { return kind == TileKind::kBF16 || kind == TileKind::kBF16In12; }
 
 // Of a matrix as it is, or is to be, in tiles; REQUIRES a format that has_tiles().
 TileKind tile_kind(const Matrix& matrix);

@@ -118,12 +118,14 @@ unsigned blocks_for(int64_t units, int64_t of_block) {
 }  // namespace
 
 bool has_tiles(MatrixFormat format) {
-  return format == MatrixFormat::kBF16 || format == MatrixFormat::kNvfp4 || format == MatrixFormat::kMxfp4;
+  return format == MatrixFormat::kBF16 || format == MatrixFormat::kNvfp4 || format == MatrixFormat::kMxfp4 ||
+         format == MatrixFormat::kQ4;
 }
 
 TileKind tile_kind(const Matrix& m) {
   if (m.format == MatrixFormat::kNvfp4) return TileKind::kNvfp4;
   if (m.format == MatrixFormat::kMxfp4) return TileKind::kMxfp4;
+  if (m.format == MatrixFormat::kQ4) return TileKind::kQ4;
   return m.in_12_bits ? TileKind::kBF16In12 : TileKind::kBF16;
 }
 
@@ -145,8 +147,8 @@ cudaError_t make_tiles(TileKind kind, const Matrix& m, uint8_t* to, int* does_no
     make_bf16_in_12_tiles<<<blocks_for(chunks, 1), kPackThreads, 0, stream>>>(codes, n, k, to, chunks,
                                                                               does_not_fit);
   } else {
-    return make_4bit_tiles(static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales), n, k,
-                           kind == TileKind::kNvfp4 ? 16 : 32, to, stream);
+    return make_4bit_tiles(kind, static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales),
+                           n, k, to, stream);
   }
   return cudaGetLastError();
 }

@@ -47,9 +47,9 @@ int64_t working_bytes(const StepShape& step, const MoePaths& paths) {
                     .model = static_cast<int>(e.model),
                     .width = static_cast<int>(e.width)};
     scratch_of(kWordsOfRoutedRow * step.rows * e.chosen, sizeof(int32_t));
-    for (int block : {16, 32}) {  // whichever format it is
-      if (paths.path == "portable") break;
-      moe.block = block;
+    if (paths.path == "portable") continue;
+    for (TileKind kind : {TileKind::kNvfp4, TileKind::kMxfp4, TileKind::kQ4}) {  // whichever it is
+      moe.kind = kind;
       moe = paths.choose(moe, e.chosen);
       const int tokens = static_cast<int>(step.rows);
       scratch_of(moe_decode_workspace_bytes(moe, tokens), 1);

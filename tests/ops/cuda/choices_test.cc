@@ -45,8 +45,9 @@ TEST(Choices, NothingIsOnTensorCoresBelowCapability9) {
       "float32 kernels: the kernels here are for compute capability 8.0, those on tensor cores want 9.0";
   for (const cuda::Device& device : {kAmpere, kHopperWithCodeForAmpere}) {
     const std::string lines = lines_of(device);
-    for (const char* what : {"products with BF16: ", "products with NVFP4: ", "products with MXFP4: ",
-                             "routed experts in NVFP4: ", "routed experts in MXFP4: "})
+    for (const char* what :
+         {"products with BF16: ", "products with NVFP4: ", "products with MXFP4: ", "products with q4: ",
+          "routed experts in q4: ", "routed experts in NVFP4: ", "routed experts in MXFP4: "})
       EXPECT_TRUE(has(lines, what + why)) << lines;
     EXPECT_FALSE(has(lines, "mma.sync")) << lines;
     EXPECT_FALSE(has(lines, "shared expert")) << lines;
@@ -71,8 +72,8 @@ TEST(Choices, FollowTheOptions) {
   EXPECT_FALSE(has(portable, "shared expert")) << portable;
 }
 
-int most_few(const CudaOptions& options, bool wgmma = true, int block = 16) {
-  const cuda::MoeShape layer = {.experts = 256, .model = 3072, .width = 1024, .block = block};
+int most_few(const CudaOptions& options, bool wgmma = true, cuda::TileKind kind = cuda::TileKind::kNvfp4) {
+  const cuda::MoeShape layer = {.experts = 256, .model = 3072, .width = 1024, .kind = kind};
   return make_moe_paths(kHopper, wgmma, options)->choose(layer, 10).most_few;
 }
 
@@ -95,7 +96,7 @@ TEST(MoePath, AsMeasuredOnTheDevice) {
   auto write = [&](const std::string& text) { std::ofstream(file) << text; };
   write("{\"H200" + layer + "\": 96, \"L4" + layer + "\": 7, \"H200: \\u001b\": 8}");
   EXPECT_EQ(most_few(options), 96);
-  EXPECT_EQ(most_few(options, true, 32), 204);
+  EXPECT_EQ(most_few(options, true, cuda::TileKind::kQ4), 204);
   EXPECT_EQ(most_few({.moe_path = "many", .moe_paths_file = file}), 0);
   const cuda::MoePaths paths = make_moe_paths(kHopper, true, options).value();
   EXPECT_TRUE(has(lines_of(kHopper, "", true, paths), "average (rule)\n"));

@@ -34,7 +34,7 @@ TEST(SharedMemory, ProductsInTilesWantWhatHopperHas) {
 
 TEST(SharedMemory, ExpertsFitSmallerDevices) {
   Random random(71);
-  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4}) {
+  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
     TestMatrix gate(random, format, 32, 64), up(random, format, 32, 64), down(random, format, 64, 32);
     const std::array experts = {ExpertWeights{.gate = gate.matrix, .up = up.matrix, .down = down.matrix}};
     EXPECT_EQ(cuda::why_not_packed(experts, kHopper), "");
@@ -51,7 +51,7 @@ TEST(Capability, NothingIsOnTensorCoresBelow9) {
   for (const cuda::Device& device : {kAmpere, kHopperWithCodeForAmpere}) {
     EXPECT_EQ(cuda::why_no_tiles(device), kWhy);
     EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kNvfp4, device), kWhy);
-    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kMxfp4, device), kWhy);
+    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kQ4, device), kWhy);
   }
   EXPECT_NE(cuda::why_no_tiles({.compiled_for = 89, .shared_bytes = 227 << 10}), "");
 }
@@ -100,31 +100,31 @@ class Fallback : public ::testing::Test {
 
 constexpr const char* kExpertsWarning =
     "nibble: warning: routed experts run without tensor cores, in float32, the slower the more rows a step "
-    "has: in q4, not in NVFP4 or MXFP4\n";
+    "has: in FP8, not in NVFP4, MXFP4 or q4\n";
 
 TEST_F(Fallback, ExpertsInOtherFormatsAreWarnedOfOnce) {
   cuda::CudaWeights placing = weights("");
   for (int layer = 0; layer < 3; ++layer) {
-    EXPECT_TRUE(placing.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).ok());
+    EXPECT_TRUE(placing.place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kModel).ok());
     EXPECT_EQ(logged(), layer == 0 ? kExpertsWarning : "");
   }
-  EXPECT_TRUE(weights("off").place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).ok());
+  EXPECT_TRUE(weights("off").place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kModel).ok());
   EXPECT_EQ(logged(), "");
 }
 
 TEST_F(Fallback, ExpertsThatCannotAreRefusedWhereTheyMust) {
-  const auto placed = weights("on").place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel);
+  const auto placed = weights("on").place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kModel);
   ASSERT_FALSE(placed.ok());
   EXPECT_EQ(placed.status().code(), ErrorCode::kUser);
   EXPECT_EQ(placed.status().message(),
-            "tensor-cores on: routed experts cannot be on them: in q4, not in NVFP4 or MXFP4");
+            "tensor-cores on: routed experts cannot be on them: in FP8, not in NVFP4, MXFP4 or q4");
 }
 
 TEST_F(Fallback, AForcedPathIsTaken) {
   cuda::CudaWeights few = weights("", kHopper, "few"), portable = weights("", kHopper, "portable");
-  EXPECT_TRUE(few.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kSelfTest).ok());
-  EXPECT_EQ(few.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).status().message(),
-            "moe-path few: not for these routed experts: in q4, not in NVFP4 or MXFP4; take auto");
+  EXPECT_TRUE(few.place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kSelfTest).ok());
+  EXPECT_EQ(few.place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kModel).status().message(),
+            "moe-path few: not for these routed experts: in FP8, not in NVFP4, MXFP4 or q4; take auto");
   const auto placed = portable.place_experts(experts(MatrixFormat::kNvfp4), ExpertsOf::kModel);
   EXPECT_FALSE(static_cast<const cuda::CudaExperts&>(*placed.value()).tensor);
   EXPECT_EQ(logged(), "");
@@ -134,10 +134,11 @@ TEST_F(Fallback, AForcedPathIsTaken) {
 TEST_F(Fallback, ASelfTestIsNeitherRefusedNorWarnedOf) {
   for (const char* tensor_cores : {"", "on"}) {
     cuda::CudaWeights placing = weights(tensor_cores);
-    for (MatrixFormat format : {MatrixFormat::kF32, MatrixFormat::kQ4})
+    for (MatrixFormat format : {MatrixFormat::kF32, MatrixFormat::kF8E4M3})
       EXPECT_TRUE(placing.place_experts(experts(format), ExpertsOf::kSelfTest).ok());
     EXPECT_EQ(logged(), "");
-    EXPECT_EQ(placing.place_experts(experts(MatrixFormat::kQ4), ExpertsOf::kModel).ok(), *tensor_cores == 0);
+    EXPECT_EQ(placing.place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kModel).ok(),
+              *tensor_cores == 0);
     EXPECT_EQ(logged(), *tensor_cores == 0 ? kExpertsWarning : "");
   }
 }
@@ -153,8 +154,8 @@ TEST_F(Fallback, MatricesThatGetNoTilesAreWarnedOfOnce) {
                                 "slower the more rows a step has: block scales outside of 2^-118 to 2^8\n");
   }
   // No kernels for the format, no products, none wanted: nothing to say.
-  const Matrix q4 = experts(MatrixFormat::kQ4)[0].gate;
-  EXPECT_FALSE(weights("").place(q4, MatrixUse::kProducts).value().tiled);
+  const Matrix fp8 = experts(MatrixFormat::kF8E4M3)[0].gate;
+  EXPECT_FALSE(weights("").place(fp8, MatrixUse::kProducts).value().tiled);
   EXPECT_FALSE(weights("").place(wild, MatrixUse::kEmbedding).value().tiled);
   EXPECT_FALSE(weights("off").place(wild, MatrixUse::kProducts).value().tiled);
   EXPECT_EQ(logged(), "");

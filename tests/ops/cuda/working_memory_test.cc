@@ -58,7 +58,7 @@ TEST(WorkingBytes, CoverEachOperation) {
   cuda::MoePaths paths = {.has_wgmma = true};
   for (const auto& [path, most_few] : {std::pair{"auto", 2048}, {"many", 0}}) {
     cuda::MoeShape mxfp4 = moe;
-    mxfp4.block = 32, mxfp4.most_few = most_few;
+    mxfp4.kind = cuda::TileKind::kMxfp4, mxfp4.most_few = most_few;
     paths.path = path, paths.crossovers = {{cuda::crossover_key("", mxfp4), 2048}};
     EXPECT_GE(cuda::working_bytes(step, paths),
               cuda::moe_decode_workspace_bytes(mxfp4, 4096) + cuda::moe_decode_handed(mxfp4, 4096) * 4);
