@@ -44,7 +44,8 @@ TEST(Cuda, MemoryThatIsNotThereIsAnErrorWithTheNumbers) {
 TEST(Cuda, MoePathsGiveTheSameBits) {
   const auto forced = make_backend("cuda", {.moe_path = "many"});
   if (!forced.ok()) GTEST_SKIP() << "skipped: " << forced.status().message();
-  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
+  using enum MatrixFormat;
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufMxfp4, kGgufQ4_0}) {
     for (int64_t rows : {1, 9, 70, 200}) {
       Random random(92);
       const Layer layer(random, {7, 3, 416, 224, rows}, format, format);

@@ -203,6 +203,7 @@ TEST_P(ExpertFfn, MixedFormats) {
   const std::vector<std::vector<MatrixFormat>> mixes = {
       {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4},
       {MatrixFormat::kBF16, MatrixFormat::kF8E4M3, MatrixFormat::kGgufQ6K, MatrixFormat::kFp8Block},
+      {MatrixFormat::kGgufNvfp4, MatrixFormat::kNvfp4},  // one on tensor cores
       {std::begin(kFormats), std::end(kFormats)}};
   for (const std::vector<MatrixFormat>& mix : mixes) {
     Layer layer(random, shape, MatrixFormat::kNvfp4, MatrixFormat::kNvfp4);

@@ -69,12 +69,17 @@ TEST(WeightTiles, HoldBlocksOfGgufExactly) {
       x.view().row(r)[r] = 1.0f;
     }
     std::vector<float> wanted(kColumns);
-    for (const cpu::Kernels* kernels : cpu::usable_kernels()) {
-      make_ops({"cpu", kernels->isa})->linear(x.view(), w.matrix, out.view());
+    for (const BackendCase& backend : all_backends()) {
+      const std::unique_ptr<OnHostData> ops = make_ops(backend);
+      ops->linear(x.view(), w.matrix, out.view());
+      if (backend.tensor_cores()) {
+        EXPECT_EQ(ops->ops().place(w.matrix).value().format, tiles);
+      }
       for (int64_t n = 0; n < kRows; ++n) {
         dequantize_row(w.matrix, n, wanted.data());
         for (int64_t k = 0; k < kColumns; ++k)
-          ASSERT_EQ(out.view().row(k)[n], wanted[static_cast<size_t>(k)]) << matrix_format_name(format);
+          ASSERT_EQ(out.view().row(k)[n], wanted[static_cast<size_t>(k)])
+              << backend << ", " << matrix_format_name(format);
       }
     }
   }

@@ -87,9 +87,10 @@ std::vector<std::string> choices(const Device& device, const std::string& tensor
     }
     lines.push_back(
         fmt::format("products with {}: float32 kernels, none on tensor cores", fmt::join(others, ", ")));
-    lines.push_back(experts(MatrixFormat::kNvfp4, device, paths));
-    lines.push_back(experts(MatrixFormat::kMxfp4, device, paths));
-    lines.push_back(experts(MatrixFormat::kQ4, device, paths));
+    for (const MatrixFormatInfo& info : matrix_formats()) {
+      if (has_tiles(info.format) && info.format != MatrixFormat::kBF16)
+        lines.push_back(experts(info.format, device, paths));
+    }
     for (const auto& [layer, tokens] : paths.crossovers)
       lines.push_back(fmt::format("{}: wgmma for more than {} rows (measured)", one_line(layer), tokens));
     if (why.empty() && paths.path != "portable" && paths.path != "many") {

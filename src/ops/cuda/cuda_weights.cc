@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/numbers.h"
 #include "ops/cuda/errors.h"
+#include "ops/cuda/gguf_split.h"
 #include "ops/cuda/moe_formats.h"
 #include "ops/cuda/tile_linear.h"
 
@@ -41,7 +42,7 @@ Result<Matrix> CudaWeights::place(const Matrix& host_matrix, MatrixUse use) {
     NIBBLE_RETURN_IF_ERROR(place_all({&placed}));
     return placed;
   }
-  NIBBLE_RETURN_IF_ERROR(upload_all({&placed}, staging_));
+  NIBBLE_RETURN_IF_ERROR(upload_all({&placed}, staging_, true));
   // The kernel that joins the shared expert's last product to the routed ones takes plain BF16.
   placed.in_12_bits = placed.format == MatrixFormat::kBF16 && use != MatrixUse::kSharedDown;
   NIBBLE_ASSIGN_OR_RETURN(Buffer tiles, make_tiles_of(placed));
@@ -147,7 +148,7 @@ Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_packed(
                      .gate_bias = w.gate_bias,
                      .up_bias = w.up_bias,
                      .down_bias = w.down_bias});
-    NIBBLE_RETURN_IF_ERROR(upload_all({&w.gate, &w.up, &w.down}, staging_));
+    NIBBLE_RETURN_IF_ERROR(upload_all({&w.gate, &w.up, &w.down}, staging_, true));
     auto disk = [](const Matrix& m) {
       return DiskMatrix{static_cast<const uint8_t*>(m.codes), static_cast<const uint8_t*>(m.scales)};
     };
@@ -168,18 +169,19 @@ Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_packed(
 // Brings the host bytes of matrices to the device, in one allocation that lives as long as the backend.
 Status CudaWeights::place_all(const std::vector<Matrix*>& matrices) {
   Buffer buffer;
-  NIBBLE_RETURN_IF_ERROR(upload_all(matrices, buffer));
+  NIBBLE_RETURN_IF_ERROR(upload_all(matrices, buffer, false));
   weights_.push_back(std::move(buffer));
   return {};
 }
 
-// The same, into `buffer`, which is allocated anew if it is too small.
-Status CudaWeights::upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer) {
+// The same, into `buffer`, which is allocated anew if it is too small. For tiles GGUF blocks are split, too.
+Status CudaWeights::upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer, bool for_tiles) {
   auto code_bytes = [](const Matrix& m) { return matrix_code_bytes(m.format, m.n, m.k); };
   auto scale_bytes = [](const Matrix& m) { return matrix_scale_bytes(m.format, m.n, m.k); };
+  auto splits = [&](const Matrix& m) { return for_tiles && can_split(m.format); };
   int64_t bytes = 0;
   for (const Matrix* m : matrices)
-    bytes += round_up(code_bytes(*m), kAlign) + round_up(scale_bytes(*m), kAlign);
+    bytes += round_up(code_bytes(*m), kAlign) * (splits(*m) ? 2 : 1) + round_up(scale_bytes(*m), kAlign);
   if (bytes > buffer.bytes()) {
     buffer = Buffer();
     NIBBLE_ASSIGN_OR_RETURN(buffer, Buffer::allocate(memory_, bytes, "weights"));
@@ -193,6 +195,10 @@ Status CudaWeights::upload_all(const std::vector<Matrix*>& matrices, Buffer& buf
   for (Matrix* m : matrices) {
     upload(m->codes, code_bytes(*m));
     if (scale_bytes(*m) > 0) upload(m->scales, scale_bytes(*m));
+    if (!splits(*m)) continue;
+    const int64_t room = round_up(code_bytes(*m), kAlign);
+    check(split_gguf(*m, next, stream_), "weights: GGUF blocks");
+    next += room;
   }
   return {};
 }

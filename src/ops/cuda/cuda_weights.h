@@ -60,7 +60,7 @@ class CudaWeights {
   bool can_be_tiles(const Matrix& host_matrix);
   static void warn(const std::string& what, const std::string& why, bool& warned);
   Status place_all(const std::vector<Matrix*>& matrices);
-  Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer);
+  Status upload_all(const std::vector<Matrix*>& matrices, Buffer& buffer, bool for_tiles);
 
   Memory& memory_;
   cudaStream_t stream_;

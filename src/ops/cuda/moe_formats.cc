@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/gguf_split.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/tile_linear.h"
@@ -45,7 +46,7 @@ std::string why_not_packed(std::span<const ExpertWeights> experts, const Device&
   }
   for (const ExpertWeights& expert : experts) {
     for (const Matrix* m : {&expert.gate, &expert.up, &expert.down}) {
-      if (m->format != format) return "in different formats";
+      if (split_format(m->format) != split_format(format)) return "in different formats";
       if (why = why_not_tiles(*m); !why.empty()) return why;
     }
   }
@@ -55,10 +56,16 @@ std::string why_not_packed(std::span<const ExpertWeights> experts, const Device&
 std::string why_no_tiles(const Device& device) { return why_not_on(device, kMaxSharedBytes); }
 
 std::string why_not_tiles(const Matrix& m) {
-  if (m.format != MatrixFormat::kMxfp4) return "";
-  const auto* scales = static_cast<const uint8_t*>(m.scales);
-  const std::span<const uint8_t> all(scales, static_cast<size_t>(matrix_scale_bytes(m.format, m.n, m.k)));
-  const auto [least, most] = std::ranges::minmax(all);
+  if (split_format(m.format) != MatrixFormat::kMxfp4) return "";
+  // Apart, or the first byte of each block.
+  const bool is_gguf = can_split(m.format);
+  const auto* scales = static_cast<const uint8_t*>(is_gguf ? m.codes : m.scales);
+  const int64_t step = is_gguf ? matrix_format_info(m.format).group_bytes : 1;
+  uint8_t least = 255, most = 0;
+  for (int64_t i = 0; i < matrix_scale_bytes(MatrixFormat::kMxfp4, m.n, m.k); ++i) {
+    least = std::min(least, scales[i * step]);
+    most = std::max(most, scales[i * step]);
+  }
   if (least >= kLeastExponent && most <= kMostExponent) return "";
   return fmt::format("block scales outside of 2^{} to 2^{}", kLeastExponent - 127, kMostExponent - 127);
 }

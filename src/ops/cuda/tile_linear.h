@@ -20,7 +20,7 @@ inline constexpr int kMaxSharedBytes = 227 << 10;
 // Of a matrix as it is, or is to be, in tiles; REQUIRES a format that has_tiles().
 TileKind tile_kind(const Matrix& matrix);
 
-// Whether matrices of this format can be brought into tiles.
+// Whether matrices of this format can be brought into tiles; GGUF blocks by way of gguf_split.h.
 bool has_tiles(MatrixFormat format);
 int64_t tile_bytes(TileKind kind, int64_t n, int64_t k);
 

@@ -1,6 +1,7 @@
 // Weights on their way into tiles (tile_linear.h).
 #include <algorithm>
 
+#include "ops/cuda/gguf_split.h"
 #include "ops/cuda/linear_tiles.cuh"
 #include "ops/cuda/moe_decode.h"
 #include "ops/cuda/tile_linear.h"
@@ -118,14 +119,16 @@ unsigned blocks_for(int64_t units, int64_t of_block) {
 }  // namespace
 
 bool has_tiles(MatrixFormat format) {
-  return format == MatrixFormat::kBF16 || format == MatrixFormat::kNvfp4 || format == MatrixFormat::kMxfp4 ||
-         format == MatrixFormat::kQ4;
+  const MatrixFormat split = split_format(format);
+  return split == MatrixFormat::kBF16 || split == MatrixFormat::kNvfp4 || split == MatrixFormat::kMxfp4 ||
+         split == MatrixFormat::kQ4;
 }
 
 TileKind tile_kind(const Matrix& m) {
-  if (m.format == MatrixFormat::kNvfp4) return TileKind::kNvfp4;
-  if (m.format == MatrixFormat::kMxfp4) return TileKind::kMxfp4;
-  if (m.format == MatrixFormat::kQ4) return TileKind::kQ4;
+  const MatrixFormat split = split_format(m.format);
+  if (split == MatrixFormat::kNvfp4) return TileKind::kNvfp4;
+  if (split == MatrixFormat::kMxfp4) return TileKind::kMxfp4;
+  if (split == MatrixFormat::kQ4) return TileKind::kQ4;
   return m.in_12_bits ? TileKind::kBF16In12 : TileKind::kBF16;
 }
 

@@ -1,6 +1,7 @@
 // What the cuda backend chooses and says of a device, without one.
 #include "ops/cuda/choices.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -30,7 +31,10 @@ TEST(Choices, FollowTheDevice) {
   // wgmma is said of the device that is here.
   EXPECT_TRUE(has(hopper, "products with BF16 (kept in 12 bits ")) << hopper;
   EXPECT_TRUE(has(hopper, "where their exponents allow): tensor cores, mma.sync for ")) << hopper;
-  EXPECT_TRUE(has(hopper, "products with NVFP4: tensor cores, mma.sync for ")) << hopper;
+  for (const char* what : {"NVFP4", "GGUF NVFP4", "GGUF MXFP4", "GGUF Q4_0"}) {
+    EXPECT_TRUE(has(hopper, fmt::format("\nproducts with {}: tensor cores, mma.sync for ", what))) << hopper;
+    EXPECT_TRUE(has(hopper, fmt::format("\nrouted experts in {}: tensor cores", what))) << hopper;
+  }
   EXPECT_TRUE(has(hopper, "up to 8 rows are routed and grouped in the same launch")) << hopper;
   EXPECT_TRUE(has(hopper, "in the routed experts' launch for 5 to 64 rows")) << hopper;
   EXPECT_TRUE(has(gb10, "products with BF16: float32 kernels: a block needs 232448 bytes")) << gb10;

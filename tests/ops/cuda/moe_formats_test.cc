@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "ops/backends.h"
 #include "ops/cuda/cuda_weights.h"
+#include "ops/cuda/gguf_split.h"
 
 namespace nibble::testing {
 namespace {
@@ -34,8 +35,10 @@ TEST(SharedMemory, ProductsInTilesWantWhatHopperHas) {
 
 TEST(SharedMemory, ExpertsFitSmallerDevices) {
   Random random(71);
-  for (MatrixFormat format : {MatrixFormat::kNvfp4, MatrixFormat::kMxfp4, MatrixFormat::kQ4}) {
-    TestMatrix gate(random, format, 32, 64), up(random, format, 32, 64), down(random, format, 64, 32);
+  using enum MatrixFormat;
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufNvfp4, kGgufMxfp4, kGgufQ4_0}) {
+    TestMatrix gate(random, format, 64, 64), up(random, cuda::split_format(format), 64, 64),
+        down(random, format, 64, 64);
     const std::array experts = {ExpertWeights{.gate = gate.matrix, .up = up.matrix, .down = down.matrix}};
     EXPECT_EQ(cuda::why_not_packed(experts, kHopper), "");
     EXPECT_EQ(cuda::why_not_packed(experts, kGb10), "");
@@ -78,9 +81,10 @@ class Fallback : public ::testing::Test {
             {.gate = wide, .up = wide, .down = narrow}};
   }
   // One with a block scale that bfloat16 has no room for.
-  Matrix wild_mxfp4() {
-    const Matrix wild = keep(MatrixFormat::kMxfp4, 32, 64);
-    matrices_.back().scales[5] = 200;
+  Matrix wild_mxfp4(MatrixFormat format = MatrixFormat::kMxfp4, uint8_t scale = 200) {
+    const Matrix wild = keep(format, 32, 64);
+    TestMatrix& kept = matrices_.back();
+    (kept.scales.empty() ? kept.codes[5 * 17] : kept.scales[5]) = scale;
     return wild;
   }
   static cuda::CudaWeights weights(const char* tensor_cores, const cuda::Device& device = kHopper,
@@ -146,6 +150,11 @@ TEST_F(Fallback, ASelfTestIsNeitherRefusedNorWarnedOf) {
 TEST_F(Fallback, MatricesThatGetNoTilesAreWarnedOfOnce) {
   const Matrix wild = wild_mxfp4();
   EXPECT_EQ(cuda::why_not_tiles(wild), "block scales outside of 2^-118 to 2^8");
+  for (auto [scale, fits] : {std::pair{8, false}, {9, true}, {135, true}, {136, false}})
+    EXPECT_EQ(cuda::why_not_tiles(wild_mxfp4(MatrixFormat::kGgufMxfp4, scale)).empty(), fits) << scale;
+  std::array<ExpertWeights, 2> mixed = experts(MatrixFormat::kGgufMxfp4);
+  mixed[1].down = experts(MatrixFormat::kGgufQ4_0)[1].down;
+  EXPECT_EQ(cuda::why_not_packed(mixed, kHopper), "in different formats");
   cuda::CudaWeights placing = weights("");
   for (int i = 0; i < 3; ++i) {
     EXPECT_FALSE(placing.place(wild, MatrixUse::kProducts).value().tiled);
@@ -163,6 +172,25 @@ TEST_F(Fallback, MatricesThatGetNoTilesAreWarnedOfOnce) {
   const Matrix nvfp4 = experts(MatrixFormat::kNvfp4)[0].gate;
   EXPECT_FALSE(weights("", kGb10).place(nvfp4, MatrixUse::kProducts).value().tiled);
   EXPECT_NE(logged().find("weights in NVFP4 run without tensor cores"), std::string::npos);
+}
+
+// Byte for byte, whatever the blocks hold.
+TEST(GgufBlocks, AreSplitAsQuantDoes) {
+  using enum MatrixFormat;
+  constexpr int64_t kColumns = 64 << 10;
+  Random random(73);
+  for (MatrixFormat format : {kGgufNvfp4, kGgufMxfp4, kGgufQ4_0}) {
+    TestMatrix from(random, format, 1, kColumns);
+    for (uint8_t& byte : from.codes) byte = static_cast<uint8_t>(random.below(256));
+    const cuda::GgufBlocks blocks(from.matrix);
+    std::vector<uint8_t> wanted(from.codes.size()), found;
+    uint8_t *codes = wanted.data(), *scales = codes + kColumns / 2;
+    if (format == kGgufNvfp4) (void)repack_gguf_nvfp4_row(blocks.blocks, kColumns, codes, scales);
+    if (format == kGgufMxfp4) repack_gguf_mxfp4_row(blocks.blocks, kColumns, codes, scales);
+    if (format == kGgufQ4_0) repack_gguf_q4_0_row(blocks.blocks, kColumns, codes, scales);
+    for (int64_t i = 0; i < blocks.bytes; ++i) found.push_back(blocks.split_byte(i));
+    EXPECT_EQ(found, wanted) << matrix_format_name(format);
+  }
 }
 
 TEST_F(Fallback, BelowCapability9WeightsStayAsTheyAre) {
