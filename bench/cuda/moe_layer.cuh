@@ -35,12 +35,14 @@ __global__ void fill_codes(uint8_t* p, int64_t n, uint64_t seed) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) p[i] = hash(seed + i);
 }
 // Bytes. NVFP4: subnormal codes to 2, now and then negative. MXFP4: 2^-15 to 2. q4: 2^-15 to 1, either sign.
+// BF16: 2^-7 to 2, either sign.
 __global__ void fill_scales(TileKind kind, uint8_t* p, int64_t n, uint64_t seed) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
     const uint32_t r = hash(seed + i);
     p[i] = kind == TileKind::kNvfp4   ? (r & 0x3F) | ((r >> 8) % 16 == 0 ? 0x80 : 0)
            : kind == TileKind::kMxfp4 ? 112 + r % 17
            : i % 2 == 0               ? r
+           : kind == TileKind::kBF16  ? (r & 0x80) | (0x3C + r % 4)
                                       : (r & 0x80) | r % 0x3C;
   }
 }
@@ -57,9 +59,15 @@ struct Layer {
 
   Layer(MoeShape s, uint64_t seed) : shape(has_wgmma() ? with_many(s) : s) {
     auto matrix = [&](int64_t n, int64_t k) {
+      const bool is_plain = s.kind == TileKind::kBF16;
       const int64_t scale_bytes = n * k / block_columns(s.kind) * block_scale_bytes(s.kind);
-      uint8_t *codes = device<uint8_t>(n * k / 2), *scales = device<uint8_t>(scale_bytes);
-      fill_codes<<<1024, 256>>>(codes, n * k / 2, seed += 1ull << 40);
+      const int64_t bytes = is_plain ? n * k * 2 : n * k / 2;
+      uint8_t *codes = device<uint8_t>(bytes), *scales = device<uint8_t>(scale_bytes);
+      if (is_plain) {  // 2^-15 to 2, either sign, as scales are
+        fill_scales<<<1024, 256>>>(s.kind, codes, bytes, seed += 1ull << 40);
+      } else {
+        fill_codes<<<1024, 256>>>(codes, bytes, seed += 1ull << 40);
+      }
       fill_scales<<<1024, 256>>>(s.kind, scales, scale_bytes, seed += 1ull << 40);
       return DiskMatrix{codes, scales};
     };

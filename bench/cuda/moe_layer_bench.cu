@@ -3,7 +3,7 @@
 // those of the distinct experts of a step, codes and scales.
 //
 //   moe_layer_bench [--json] [LETTERS [FORMAT]]: c checks, r with routing, t times of a layer, p one launch
-//   of each, for ncu; without letters c, r and t. FORMAT: NVFP4 (if none is given), MXFP4 or q4
+//   of each, for ncu; without letters c, r and t. FORMAT: NVFP4 (if none is given), MXFP4, q4 or BF16
 //   moe_layer_bench m E,A,D,I,FORMAT...: prints, for $NIBBLE_MOE_PATHS or ~/.cache/nibble/moe_paths.json, up
 //   to how many tokens the kernel for few rows is faster, without a shared expert
 #include <cuda_fp16.h>
@@ -19,6 +19,10 @@
 #include "moe_layer.cuh"
 
 __device__ double value(DiskMatrix m, int64_t row, int k, int c, TileKind kind) {
+  if (kind == TileKind::kBF16) {
+    const uint32_t bits = reinterpret_cast<const uint16_t*>(m.codes)[row * k + c];
+    return __uint_as_float(bits << 16);
+  }
   const double magnitudes[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   const int code = m.codes[row * (k / 2) + c / 2] >> (c % 2 * 4) & 15, block = block_columns(kind);
   const int64_t at = row * (k / block) + c / block;
@@ -74,10 +78,10 @@ void report(bool ok, const std::string& what) {
 
 TileKind kind = TileKind::kNvfp4;  // of times
 bool kind_of(const char* name, TileKind& of) {
-  for (TileKind known : {TileKind::kNvfp4, TileKind::kMxfp4, TileKind::kQ4}) {
+  for (TileKind known : {TileKind::kNvfp4, TileKind::kMxfp4, TileKind::kQ4, TileKind::kBF16}) {
     if (std::strcmp(name, tile_kind_name(known)) == 0) return of = known, true;
   }
-  return std::fprintf(stderr, "wanted NVFP4, MXFP4 or q4, found %s\n", name), false;
+  return std::fprintf(stderr, "wanted NVFP4, MXFP4, q4 or BF16, found %s\n", name), false;
 }
 
 void check(MoeShape s, int tokens, uint32_t seed, const std::string& name, bool one_expert = false) {
@@ -161,6 +165,7 @@ __global__ void __launch_bounds__(512)
 __global__ void nothing() {}
 
 double expert_bytes(const MoeShape& s) {
+  if (s.kind == TileKind::kBF16) return 6.0 * s.model * s.width;
   return 3.0 * s.model * s.width * (0.5 + 1.0 * block_scale_bytes(s.kind) / block_columns(s.kind));
 }
 double operations(const MoeShape& s, int tokens) { return 2.0 * 3 * s.model * s.width * tokens * s.chosen; }
@@ -314,6 +319,10 @@ int main(int argc, char** argv) {
     check({12, 4, 4096, 2048, TileKind::kQ4}, 20, 14, "q4, large");
     check({3, 2, 4480, 1088, TileKind::kQ4}, 5, 15, "q4, wider than what registers hold");
     check({7, 3, 416, 224, TileKind::kQ4}, 200, 16, "many rows, q4");
+    if (has_wgmma()) {
+      check({7, 3, 400, 208, TileKind::kBF16}, 70, 18, "bf16");
+      check({12, 4, 4096, 2048, TileKind::kBF16}, 100, 19, "bf16, large");
+    }
     check({12, 4, 4096, 2048, TileKind::kQ4}, 300, 17, "many rows, q4, large");
   }
   if (routed) routed_times(p, results);

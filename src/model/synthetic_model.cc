@@ -72,7 +72,7 @@ constexpr std::array kModels = {Shapes{"laguna-s-2.1", kLagunaS, "num_experts", 
                                 Shapes{"laguna-xs.2", kLagunaXs, "num_experts", 64},
                                 Shapes{"glm-5.3-flash", kGlmFlash, "n_routed_experts", 0}};
 
-constexpr std::string_view kFormatQ4 = "format=q4";
+constexpr std::string_view kFormatQ4 = "format=q4", kFormatBF16 = "format=bf16";
 
 // "NAME=N" with N from `low` to `high`.
 std::optional<int64_t> value_of(std::string_view option, std::string_view name, int64_t low, int64_t high) {
@@ -99,7 +99,8 @@ std::vector<std::string_view> split(std::string_view text, char by) {
 
 MatrixFormat synthetic_format(const std::string& model) {
   const std::vector<std::string_view> parts = split(model, ':');
-  return std::ranges::find(parts, kFormatQ4) != parts.end() ? MatrixFormat::kQ4 : MatrixFormat::kNvfp4;
+  if (std::ranges::find(parts, kFormatQ4) != parts.end()) return MatrixFormat::kQ4;
+  return std::ranges::find(parts, kFormatBF16) != parts.end() ? MatrixFormat::kBF16 : MatrixFormat::kNvfp4;
 }
 
 Result<ModelSpec> synthetic_spec(const std::string& model) {
@@ -109,8 +110,9 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
   if (shapes == kModels.end()) {
     std::array<std::string_view, kModels.size()> names;
     std::ranges::transform(kModels, names.begin(), &Shapes::name);
-    return user_error("model '{}': there are {}{}, each with :layers=N, :experts=N and :format=nvfp4 or q4",
-                      model, kSyntheticPrefix, fmt::join(names, std::string(", ") + kSyntheticPrefix));
+    return user_error(
+        "model '{}': there are {}{}, each with :layers=N, :experts=N and :format=nvfp4, q4 or bf16", model,
+        kSyntheticPrefix, fmt::join(names, std::string(", ") + kSyntheticPrefix));
   }
   auto json = nlohmann::ordered_json::parse(shapes->config);
   auto& layers = json["num_hidden_layers"];
@@ -121,10 +123,10 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
       layers = *n;
     } else if (const auto e = value_of(parts[i], "experts", chosen, most_experts)) {
       experts = *e;
-    } else if (parts[i] != "format=nvfp4" && parts[i] != kFormatQ4) {
+    } else if (parts[i] != "format=nvfp4" && parts[i] != kFormatQ4 && parts[i] != kFormatBF16) {
       return user_error(
-          "model '{}': '{}': wanted layers=N of 1 to {}, experts=N of {} to {}, or format=nvfp4 or q4", model,
-          parts[i], most_layers, chosen, most_experts);
+          "model '{}': '{}': wanted layers=N of 1 to {}, experts=N of {} to {}, or format=nvfp4, q4 or bf16",
+          model, parts[i], most_layers, chosen, most_experts);
     }
   }
   if (shapes->sliding_heads > 0) {

@@ -17,7 +17,7 @@ inline constexpr const char* kSyntheticPrefix = "synthetic:";
 inline bool is_synthetic(const std::string& model) { return model.starts_with(kSyntheticPrefix); }
 
 // `layers=N` keeps the first N layers, `experts=N` so many routed experts in each, `format=F` has these in
-// nvfp4 (the default) or q4. Another model or option, and more than the model has or fewer than a token
+// nvfp4 (the default), q4 or bf16. Another model or option, and more than the model has or fewer than a token
 // chooses, is an error that says what there is. REQUIRES is_synthetic(model).
 Result<ModelSpec> synthetic_spec(const std::string& model);
 // What its routed experts are in.

@@ -1,6 +1,6 @@
 // The weights of a synthetic model: made up from their names, the same in every run, in the formats of the
-// released checkpoints (routed experts NVFP4, or q4 by name; the rest BF16), and scaled so that activations
-// keep their size.
+// released checkpoints (routed experts NVFP4, or by name q4 or BF16; the rest BF16), and scaled so that
+// activations keep their size.
 #pragma once
 
 #include <cstddef>

@@ -83,7 +83,8 @@ TEST(Synthetic, TakesTheFirstLayersAndFewerExperts) {
 }
 
 TEST(Synthetic, RefusesOthersByName) {
-  const std::string options = "wanted layers=N of 1 to 40, experts=N of 8 to 256, or format=nvfp4 or q4";
+  const std::string options =
+      "wanted layers=N of 1 to 40, experts=N of 8 to 256, or format=nvfp4, q4 or bf16";
   for (const auto& [model, wanted] : std::vector<std::pair<std::string, std::string>>{
            {"synthetic:", "synthetic:laguna-xs.2, synthetic:glm-5.3-flash"},
            {"synthetic:gpt-oss", "synthetic:laguna-s-2.1"},

@@ -45,7 +45,7 @@ TEST(Cuda, MoePathsGiveTheSameBits) {
   const auto forced = make_backend("cuda", {.moe_path = "many"});
   if (!forced.ok()) GTEST_SKIP() << "skipped: " << forced.status().message();
   using enum MatrixFormat;
-  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufMxfp4, kGgufQ4_0}) {
+  for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufMxfp4, kGgufQ4_0, kBF16}) {
     for (int64_t rows : {1, 9, 70, 200}) {
       Random random(92);
       const Layer layer(random, {7, 3, 416, 224, rows}, format, format);
@@ -53,8 +53,10 @@ TEST(Cuda, MoePathsGiveTheSameBits) {
         OnHostData ops(make_backend("cuda", {.moe_path = path}).value());
         return expert_ffn(ops, layer);
       };
-      for (const char* path : {"few", "many"})
+      for (const char* path : {"few", "many"}) {
+        if (format == kBF16 && path == std::string("few")) continue;  // has but one
         EXPECT_TRUE(same_bits(run(path).read(), run("auto").read())) << path << ", rows " << rows;
+      }
     }
   }
 }

@@ -39,9 +39,12 @@ std::string products(MatrixFormat format) {
 }
 
 std::string experts(MatrixFormat format, const Device& device, const MoePaths& paths) {
-  const std::string why = paths.path == "portable" ? "moe-path portable" : why_no_packing(format, device);
+  const std::string why =
+      paths.path == "portable" ? "moe-path portable" : why_no_packing(format, device, paths);
   const std::string_view name = matrix_format_name(format);
   if (!why.empty()) return fmt::format("routed experts in {}: float32 kernels: {}", name, why);
+  if (format == MatrixFormat::kBF16)
+    return fmt::format("routed experts in {}: tensor cores, wgmma for any number of rows", name);
   const TileKind kind = tile_kind({.format = format});
   const bool roomy = moe_decode_is_roomy(kind, device.shared_bytes);
   return fmt::format(
@@ -63,7 +66,7 @@ std::string experts(MatrixFormat format, const Device& device, const MoePaths& p
 std::string without_tensor_cores(const Device& device, const std::string& tensor_cores) {
   const std::string why = why_no_tiles(device);
   if (tensor_cores == "off" || why.empty()) return "";
-  const bool has_experts = why_no_packing(MatrixFormat::kNvfp4, device).empty();
+  const bool has_experts = why_no_packing(MatrixFormat::kNvfp4, device, {}).empty();
   return fmt::format("; without tensor cores{}: {}", has_experts ? " but for experts" : "", why);
 }
 
@@ -88,8 +91,7 @@ std::vector<std::string> choices(const Device& device, const std::string& tensor
     lines.push_back(
         fmt::format("products with {}: float32 kernels, none on tensor cores", fmt::join(others, ", ")));
     for (const MatrixFormatInfo& info : matrix_formats()) {
-      if (has_tiles(info.format) && info.format != MatrixFormat::kBF16)
-        lines.push_back(experts(info.format, device, paths));
+      if (has_tiles(info.format)) lines.push_back(experts(info.format, device, paths));
     }
     for (const auto& [layer, tokens] : paths.crossovers)
       lines.push_back(fmt::format("{}: wgmma for more than {} rows (measured)", one_line(layer), tokens));

@@ -74,7 +74,7 @@ Result<Buffer> CudaWeights::make_tiles_of(Matrix& uploaded) {
 Result<std::unique_ptr<PlacedExperts>> CudaWeights::place_experts(std::span<const ExpertWeights> host_experts,
                                                                   ExpertsOf whose) {
   if (tensor_cores_ != "off" && paths_.path != "portable") {
-    const std::string why = why_not_packed(host_experts, device_);
+    const std::string why = why_not_packed(host_experts, device_, paths_);
     if (why.empty()) {
       if (whose == ExpertsOf::kModel && paths_.path == "auto" && !paths_.has_wgmma &&
           !std::exchange(warned_of_path_, true))

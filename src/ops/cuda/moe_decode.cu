@@ -242,6 +242,7 @@ cudaError_t moe_decode(const MoeDecodeArgs& args, cudaStream_t stream) {
     error = group_rows(args, true, device.multiprocessors, stream);
     return error == cudaSuccess ? moe_many(args, device.multiprocessors, stream) : error;
   }
+  if (args.shape.kind == TileKind::kBF16) return cudaErrorInvalidValue;
   return with_4bit_kind(args.shape.kind,
                         [&]<TileKind kKind>() { return launch_layer<kKind>(args, device, stream); });
 }

@@ -1,6 +1,7 @@
-// Routed experts in NVFP4, MXFP4 or q4 on the tensor cores. For few rows an expert: one persistent kernel
-// from the normed input to the combined output; up to kFewTokens rows it routes and groups itself, before
-// more of them runs one small kernel that does it. For many rows an expert: moe_many.h.
+// Routed experts in NVFP4, MXFP4, q4 or BF16 on the tensor cores. For few rows an expert: one persistent
+// kernel from the normed input to the combined output; up to kFewTokens rows it routes and groups itself,
+// before more of them runs one small kernel that does it. For many rows an expert, and for any number in
+// BF16: moe_many.h.
 //
 // Arithmetic: W4A16. A weight (code times block scale; of q4 the code, and the scale goes on the block's sum)
 // is exact in bfloat16; an activation goes in as the sum
@@ -46,7 +47,7 @@ struct DiskMatrix {
 struct MoeShape {
   int experts = 0, chosen = 0;
   int model = 0, width = 0;          // D, I
-  TileKind kind = TileKind::kNvfp4;  // of its 4-bit ones
+  TileKind kind = TileKind::kNvfp4;  // not kBF16In12
   int most_few = INT_MAX;            // tokens; more of them, and experts have many rows each (with_many())
 
   NIBBLE_HOST_DEVICE int model_chunks() const { return (model + 127) / 128; }

@@ -30,16 +30,20 @@ std::string why_not_on(const Device& device, int64_t needed_bytes) {
 
 }  // namespace
 
-std::string why_no_packing(MatrixFormat format, const Device& device) {
-  if (!has_tiles(format) || format == MatrixFormat::kBF16) {
-    return fmt::format("in {}, not in NVFP4, MXFP4 or q4", matrix_format_name(format));
+std::string why_no_packing(MatrixFormat format, const Device& device, const MoePaths& paths) {
+  if (!has_tiles(format))
+    return fmt::format("in {}, not in NVFP4, MXFP4, q4 or BF16", matrix_format_name(format));
+  if (format == MatrixFormat::kBF16) {
+    if (!paths.has_wgmma) return "in BF16, whose kernels want wgmma";
+    return paths.path == "few" ? "in BF16, whose kernels are those for many" : why_no_tiles(device);
   }
   return why_not_on(device, moe_decode_shared_bytes(tile_kind({.format = format})));
 }
 
-std::string why_not_packed(std::span<const ExpertWeights> experts, const Device& device) {
+std::string why_not_packed(std::span<const ExpertWeights> experts, const Device& device,
+                           const MoePaths& paths) {
   const MatrixFormat format = experts[0].gate.format;
-  std::string why = why_no_packing(format, device);
+  std::string why = why_no_packing(format, device, paths);
   if (!why.empty()) return why;
   if (std::ssize(experts) > kMaxExperts) {
     return fmt::format("{} in a layer, more than {}", experts.size(), kMaxExperts);

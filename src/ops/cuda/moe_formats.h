@@ -6,14 +6,17 @@
 #include <string>
 
 #include "ops/cuda/device.h"
+#include "ops/cuda/moe_path.h"
 #include "ops/ops.h"
 
 namespace nibble::cuda {
 
-// Why experts in this format cannot be repacked for the device, whatever they hold; "": they can.
-std::string why_no_packing(MatrixFormat format, const Device& device);
+// Why experts in this format cannot be repacked for the device and its paths, whatever they hold; "": they
+// can.
+std::string why_no_packing(MatrixFormat format, const Device& device, const MoePaths& paths);
 // Why the experts of a layer (in host memory) cannot be; "": they can.
-std::string why_not_packed(std::span<const ExpertWeights> experts, const Device& device);
+std::string why_not_packed(std::span<const ExpertWeights> experts, const Device& device,
+                           const MoePaths& paths);
 
 // Whether the device can run tile_linear.h; "", or why not.
 std::string why_no_tiles(const Device& device);

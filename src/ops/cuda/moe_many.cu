@@ -22,13 +22,13 @@ namespace {
 
 constexpr int kManyGroups = 2, kMultiplying = 4 * kManyGroups, kManyThreads = kMultiplying * 32 + 128;
 constexpr int kPairs = kMultiplying, kFeeders = 4;
-constexpr int kManyStages = 6;
 
 template <TileKind kKind>
 struct ManyLayout {
-  static constexpr int kWeightBytes = kPairs * Tiles<kKind>::kBytes;
+  static constexpr int kStages = kKind == TileKind::kBF16 ? 2 : 6;
+  static constexpr int kWeightBytes = kPairs * chunk_bytes(kKind);
   static constexpr int kStageBytes = kWeightBytes + kManyRows * kManyRowBytes;
-  static constexpr int kBytes = kManyStages * kStageBytes + 2 * kManyStages * 8;
+  static constexpr int kBytes = kStages * kStageBytes + 2 * kStages * 8;
 };
 
 // Where a pair of columns c, c + 1 (c even) of row `row`, high parts, lies among the rows of a block, in
@@ -163,10 +163,36 @@ __device__ inline void finish_many(const MoeDecodeArgs& a, const Workspace& w, c
   }
 }
 
+// The weights of a warp's pair of tiles in a chunk: what decode_word gives of a word.
+template <TileKind kKind>
+struct WordsOf {
+  Codes<kKind> codes;
+  Scales scales;
+  __device__ explicit WordsOf(const uint8_t* chunk)
+      : codes(load_codes<kKind>(chunk)), scales(scales_of<kKind>(codes)) {}
+  __device__ void decode(int v, int tile, uint32_t (&weights)[2][4]) const {
+    decode_word<kKind>(codes, scales, v, tile, weights);
+  }
+};
+template <>
+struct WordsOf<TileKind::kBF16> {
+  const uint4* lane;
+  __device__ explicit WordsOf(const uint8_t* chunk)
+      : lane(reinterpret_cast<const uint4*>(chunk) + threadIdx.x % 32) {}
+  __device__ void decode(int v, int tile, uint32_t (&weights)[2][4]) const {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const uint4 operand = lane[(tile * 8 + v * 2 + m) * 32];
+      weights[0][2 * m] = operand.x, weights[1][2 * m] = operand.y;
+      weights[0][2 * m + 1] = operand.z, weights[1][2 * m + 1] = operand.w;
+    }
+  }
+};
+
 // By a warp, of a warpgroup that has four pairs.
 template <TileKind kKind, bool kDown, int kRows>
 __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w, const ManyTask& task,
-                                     const uint8_t* shared, Ring<kManyStages>& ring) {
+                                     const uint8_t* shared, Ring<ManyLayout<kKind>::kStages>& ring) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using T = Tiles<kKind>;
   using L = ManyLayout<kKind>;
@@ -178,6 +204,7 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
   // The operands of a word stay while they are multiplied, and the next come to others meanwhile.
   constexpr int kSets = 2;
   uint32_t weights[kSets][2][2][4];
+  constexpr bool kGivesBackLate = L::kStages > 2;
   int previous = -1;  // stage
   for (int part = 0; part < k.parts; ++part) {
     uint32_t add = 0;
@@ -186,8 +213,7 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
       ring.wait_full();
       const uint8_t* const stage = shared + ring.place * L::kStageBytes;
       const uint64_t rows = operand(stage + L::kWeightBytes, 2 * kRows * 16, 128);
-      const Codes<kKind> codes = load_codes<kKind>(stage + warp * T::kBytes);
-      const Scales scales = scales_of<kKind>(codes);
+      const WordsOf<kKind> words(stage + warp * chunk_bytes(kKind));
       auto multiply = [&](int v, int m, int tile, const uint32_t(&o)[2][4], uint32_t adds) {
         wgmma(products[tile], o[0][2 * m], o[1][2 * m], o[0][2 * m + 1], o[1][2 * m + 1],
               operand_at(rows, (v * 2 + m) * 2 * 2 * kRows * 16), adds);
@@ -196,12 +222,12 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
         // While a tile's products of a block run, those of the other are added up.
         auto add_up = [&](int tile, int v) {
           wgmma_settled(products[tile]);
-          add_both_parts<kRows / 2>(codes.scales[tile], v, products[tile], of_part[tile]);
+          add_both_parts<kRows / 2>(words.codes.scales[tile], v, products[tile], of_part[tile]);
         };
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int v = i / 2, tile = i % 2;
-          decode_word<kKind>(codes, scales, v, tile, weights[0][tile]);
+          words.decode(v, tile, weights[0][tile]);
           wgmma_begin();
 #pragma unroll
           for (int m = 0; m < 2; ++m) multiply(v, m, tile, weights[0][tile], m);
@@ -217,7 +243,7 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
         for (int v = 0; v < 4; ++v) {
           auto& of_word = weights[v % kSets];
 #pragma unroll
-          for (int tile = 0; tile < 2; ++tile) decode_word<kKind>(codes, scales, v, tile, of_word[tile]);
+          for (int tile = 0; tile < 2; ++tile) words.decode(v, tile, of_word[tile]);
           wgmma_begin();
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
@@ -230,7 +256,11 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
         }
       }
       // A branch between products would make them wait for each other, so this one is given back late.
-      if (previous >= 0) warp_arrive(ring.empty + previous);
+      if (kGivesBackLate && previous >= 0) warp_arrive(ring.empty + previous);
+      if constexpr (!kGivesBackLate) {
+        wgmma_wait<0>();
+        warp_arrive(ring.empty + ring.place);
+      }
       add = 1;
       previous = ring.place;
       ring.advance();
@@ -251,7 +281,7 @@ __device__ inline void multiply_many(const MoeDecodeArgs& a, const Workspace& w,
       }
     }
   }
-  warp_arrive(ring.empty + previous);
+  if (kGivesBackLate) warp_arrive(ring.empty + previous);
   if (warp < task.pairs) finish_many<kKind, kDown, kRows>(a, w, task, finish, task.pair + warp, sums);
 #endif
 }
@@ -261,13 +291,13 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     many_kernel(const __grid_constant__ MoeDecodeArgs a, const __grid_constant__ Workspace w) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = ManyLayout<kKind>;
-  constexpr int kChunk = Tiles<kKind>::kBytes;
+  constexpr int kChunk = chunk_bytes(kKind), kStages = L::kStages;
   extern __shared__ __align__(128) uint8_t shared[];
-  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + kManyStages * L::kStageBytes);
-  uint64_t* const empty = full + kManyStages;
+  uint64_t* const full = reinterpret_cast<uint64_t*>(shared + kStages * L::kStageBytes);
+  uint64_t* const empty = full + kStages;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kManyStages; ++i)
+    for (int i = 0; i < kStages; ++i)
       barrier_init(full + i, kFeeders), barrier_init(empty + i, kMultiplying * kWarpArrivals);
     barrier_init_fence();
   }
@@ -305,7 +335,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
             if (feeder == 0)
               bulk_copy(to + L::kWeightBytes, rows + int64_t{chunk} * rows_bytes, rows_bytes, full + stage,
                         rows_policy);
-            if (++stage == kManyStages) stage = 0, parity ^= 1;
+            if (++stage == kStages) stage = 0, parity ^= 1;
           }
         }
       }
@@ -313,7 +343,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     __syncwarp();
   } else {
     more_registers<216>();
-    Ring<kManyStages> ring{full, empty};
+    Ring<kStages> ring{full, empty};
     ManyTask next = tasks.at(a, w, static_cast<int>(blockIdx.x));
     for (int i = static_cast<int>(blockIdx.x); i < tasks.all; i += static_cast<int>(gridDim.x)) {
       const ManyTask task = next;
@@ -399,11 +429,14 @@ cudaError_t launch(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t 
 
 MoeShape with_many(MoeShape shape) {
   shape.most_few = std::max(kMostJoined, kMaxRows * shape.experts / shape.chosen);
+  if (shape.kind == TileKind::kBF16) shape.most_few = 0;
   return shape;
 }
 
 cudaError_t moe_many(const MoeDecodeArgs& args, int multiprocessors, cudaStream_t stream) {
   switch (args.shape.kind) {
+    case TileKind::kBF16:
+      return launch<TileKind::kBF16>(args, multiprocessors, stream);
     case TileKind::kNvfp4:
       return launch<TileKind::kNvfp4>(args, multiprocessors, stream);
     case TileKind::kMxfp4:

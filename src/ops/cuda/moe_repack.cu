@@ -63,6 +63,29 @@ __global__ void repack_scales(TileKind kind, DiskMatrix first, DiskMatrix second
   }
 }
 
+// One thread a lane's operands of one step.
+__global__ void repack_bf16(DiskMatrix first, DiskMatrix second, bool down, int n, int k, uint8_t* to,
+                            int64_t operands) {
+  const int chunks = (k + 127) / 128;
+  for (int64_t id = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; id < operands;
+       id += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const int lane = id % 32, step = id / 32 % 8, tile = id / 256 % 2, chunk = id / 512 % chunks;
+    const int64_t pair = id / 512 / chunks;
+    const DiskMatrix& m = !down && tile == 1 ? second : first;
+    uint32_t words[4] = {};
+    for (int i = 0; i < 8; ++i) {
+      const int64_t row = (down ? pair * 32 + tile * 16 : pair * 16) + i / 2 % 2 * 8 + lane / 4;
+      const int column =
+          chunk * 128 + word_column(TileKind::kBF16, lane % 4, step / 2) + step % 2 * 4 + i / 4 * 2 + i % 2;
+      if (row < n && column < k) {
+        const uint32_t bits = reinterpret_cast<const uint16_t*>(m.codes)[row * k + column];
+        words[i / 2] |= bits << (16 * (i % 2));
+      }
+    }
+    reinterpret_cast<uint4*>(to)[id] = {words[0], words[1], words[2], words[3]};
+  }
+}
+
 cudaError_t repack(TileKind kind, DiskMatrix first, DiskMatrix second, bool down, int n, int k, uint8_t* to,
                    cudaStream_t stream) {
   const int rows = down ? 32 : 16;
@@ -70,6 +93,10 @@ cudaError_t repack(TileKind kind, DiskMatrix first, DiskMatrix second, bool down
   auto grid = [](int64_t work) {
     return static_cast<unsigned>(std::min<int64_t>((work + 255) / 256, 65535));
   };
+  if (kind == TileKind::kBF16) {
+    repack_bf16<<<grid(chunks * 512), 256, 0, stream>>>(first, second, down, n, k, to, chunks * 512);
+    return cudaGetLastError();
+  }
   repack_codes<<<grid(chunks * 512), 256, 0, stream>>>(kind, first, second, down, n, k, to, chunks * 512);
   repack_scales<<<grid(chunks * 64), 256, 0, stream>>>(kind, first, second, down, n, k, to, chunks * 64);
   return cudaGetLastError();

@@ -21,6 +21,9 @@
 // two products. A lane's columns are 8 of each of the four blocks, 32 v + 8 q + 0..7 in word v; a code stands
 // as its value + 8, that of the columns 2 p and 2 p + 1 at bits 4 p and 4 p + 16; scales (float16) are
 // [2 tiles][8 rows][4 blocks][row g, row g + 8].
+//
+// Experts in BF16 (moe_many.cu; of dense matrices linear_tiles.cuh tells): [2 tiles][8 steps][32 lanes][16
+// bytes], a lane's operands of a product, with the columns of e2m1.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +56,9 @@ NIBBLE_HOST_DEVICE constexpr int block_scale_bytes(TileKind kind) { return kind 
 NIBBLE_HOST_DEVICE constexpr int tile_scale_bytes(TileKind kind) {
   return kTileRows * (kChunkColumns / block_columns(kind)) * block_scale_bytes(kind);
 }
+// Of a chunk of routed experts, or of any 4-bit matrix.
 NIBBLE_HOST_DEVICE constexpr int chunk_bytes(TileKind kind) {
+  if (kind == TileKind::kBF16) return 2 * kTileRows * kChunkColumns * 2;
   return 2 * (kTileCodeBytes + tile_scale_bytes(kind));
 }
 // Of a chunk, the first of the eight columns in word v of lane q.

@@ -48,12 +48,14 @@ int64_t working_bytes(const StepShape& step, const MoePaths& paths) {
                     .width = static_cast<int>(e.width)};
     scratch_of(kWordsOfRoutedRow * step.rows * e.chosen, sizeof(int32_t));
     if (paths.path == "portable") continue;
-    for (TileKind kind : {TileKind::kNvfp4, TileKind::kMxfp4, TileKind::kQ4}) {  // whichever it is
+    for (TileKind kind : {TileKind::kNvfp4, TileKind::kMxfp4, TileKind::kQ4, TileKind::kBF16}) {
+      // Whichever it is; in BF16 there are only kernels for many.
+      if (kind == TileKind::kBF16 && (!paths.has_wgmma || paths.path == "few")) continue;
       moe.kind = kind;
-      moe = paths.choose(moe, e.chosen);
+      const MoeShape shape = paths.choose(moe, e.chosen);
       const int tokens = static_cast<int>(step.rows);
-      scratch_of(moe_decode_workspace_bytes(moe, tokens), 1);
-      handed = std::max(handed, moe_decode_handed(moe, tokens));
+      scratch_of(moe_decode_workspace_bytes(shape, tokens), 1);
+      handed = std::max(handed, moe_decode_handed(shape, tokens));
     }
   }
   scratch_of(top_logits_scratch(step.logit_rows, step.vocab), sizeof(uint64_t));

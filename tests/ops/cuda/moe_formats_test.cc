@@ -40,11 +40,22 @@ TEST(SharedMemory, ExpertsFitSmallerDevices) {
     TestMatrix gate(random, format, 64, 64), up(random, cuda::split_format(format), 64, 64),
         down(random, format, 64, 64);
     const std::array experts = {ExpertWeights{.gate = gate.matrix, .up = up.matrix, .down = down.matrix}};
-    EXPECT_EQ(cuda::why_not_packed(experts, kHopper), "");
-    EXPECT_EQ(cuda::why_not_packed(experts, kGb10), "");
-    const std::string why = cuda::why_not_packed(experts, {.compiled_for = 121, .shared_bytes = 64 << 10});
+    EXPECT_EQ(cuda::why_not_packed(experts, kHopper, {}), "");
+    EXPECT_EQ(cuda::why_not_packed(experts, kGb10, {}), "");
+    const std::string why =
+        cuda::why_not_packed(experts, {.compiled_for = 121, .shared_bytes = 64 << 10}, {});
     EXPECT_NE(why.find("the device gives it 65536"), std::string::npos) << why;
   }
+}
+
+TEST(Experts, InBF16WantTheKernelsForMany) {
+  using enum MatrixFormat;
+  EXPECT_EQ(cuda::why_no_packing(kBF16, kHopper, {.has_wgmma = true}), "");
+  EXPECT_EQ(cuda::why_no_packing(kBF16, kHopper, {}), "in BF16, whose kernels want wgmma");
+  EXPECT_EQ(cuda::why_no_packing(kBF16, kHopper, {.path = "few", .has_wgmma = true}),
+            "in BF16, whose kernels are those for many");
+  const cuda::MoeShape shape = {.experts = 256, .kind = cuda::TileKind::kBF16};
+  EXPECT_EQ(cuda::MoePaths{.has_wgmma = true}.choose(shape, 10).most_few, 0);
 }
 
 // Whatever memory they have: there the kernels are empty.
@@ -53,8 +64,8 @@ TEST(Capability, NothingIsOnTensorCoresBelow9) {
       "the kernels here are for compute capability 8.0, those on tensor cores want 9.0 or later";
   for (const cuda::Device& device : {kAmpere, kHopperWithCodeForAmpere}) {
     EXPECT_EQ(cuda::why_no_tiles(device), kWhy);
-    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kNvfp4, device), kWhy);
-    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kQ4, device), kWhy);
+    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kNvfp4, device, {}), kWhy);
+    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kQ4, device, {}), kWhy);
   }
   EXPECT_NE(cuda::why_no_tiles({.compiled_for = 89, .shared_bytes = 227 << 10}), "");
 }
@@ -104,7 +115,7 @@ class Fallback : public ::testing::Test {
 
 constexpr const char* kExpertsWarning =
     "nibble: warning: routed experts run without tensor cores, in float32, the slower the more rows a step "
-    "has: in FP8, not in NVFP4, MXFP4 or q4\n";
+    "has: in FP8, not in NVFP4, MXFP4, q4 or BF16\n";
 
 TEST_F(Fallback, ExpertsInOtherFormatsAreWarnedOfOnce) {
   cuda::CudaWeights placing = weights("");
@@ -121,14 +132,14 @@ TEST_F(Fallback, ExpertsThatCannotAreRefusedWhereTheyMust) {
   ASSERT_FALSE(placed.ok());
   EXPECT_EQ(placed.status().code(), ErrorCode::kUser);
   EXPECT_EQ(placed.status().message(),
-            "tensor-cores on: routed experts cannot be on them: in FP8, not in NVFP4, MXFP4 or q4");
+            "tensor-cores on: routed experts cannot be on them: in FP8, not in NVFP4, MXFP4, q4 or BF16");
 }
 
 TEST_F(Fallback, AForcedPathIsTaken) {
   cuda::CudaWeights few = weights("", kHopper, "few"), portable = weights("", kHopper, "portable");
   EXPECT_TRUE(few.place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kSelfTest).ok());
   EXPECT_EQ(few.place_experts(experts(MatrixFormat::kF8E4M3), ExpertsOf::kModel).status().message(),
-            "moe-path few: not for these routed experts: in FP8, not in NVFP4, MXFP4 or q4; take auto");
+            "moe-path few: not for these routed experts: in FP8, not in NVFP4, MXFP4, q4 or BF16; take auto");
   const auto placed = portable.place_experts(experts(MatrixFormat::kNvfp4), ExpertsOf::kModel);
   EXPECT_FALSE(static_cast<const cuda::CudaExperts&>(*placed.value()).tensor);
   EXPECT_EQ(logged(), "");
@@ -154,7 +165,7 @@ TEST_F(Fallback, MatricesThatGetNoTilesAreWarnedOfOnce) {
     EXPECT_EQ(cuda::why_not_tiles(wild_mxfp4(MatrixFormat::kGgufMxfp4, scale)).empty(), fits) << scale;
   std::array<ExpertWeights, 2> mixed = experts(MatrixFormat::kGgufMxfp4);
   mixed[1].down = experts(MatrixFormat::kGgufQ4_0)[1].down;
-  EXPECT_EQ(cuda::why_not_packed(mixed, kHopper), "in different formats");
+  EXPECT_EQ(cuda::why_not_packed(mixed, kHopper, {}), "in different formats");
   cuda::CudaWeights placing = weights("");
   for (int i = 0; i < 3; ++i) {
     EXPECT_FALSE(placing.place(wild, MatrixUse::kProducts).value().tiled);
