@@ -85,7 +85,7 @@ void add_model_options(CLI::App& command, ModelOptions& o,
       ->group("Machine");
   command
       .add_option("--tensor-cores", o.tensor_cores,
-                  "Tensor cores for BF16, NVFP4 and MXFP4 weights on cuda: on or off (float32 products; "
+                  "Tensor cores for BF16, NVFP4, MXFP4 and q4 weights on cuda: on or off (float32 products; "
                   "default: where they can)")
       ->check(CLI::IsMember({"on", "off"}))
       ->group("Machine");

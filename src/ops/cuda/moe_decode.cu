@@ -38,20 +38,38 @@ __device__ inline void load_run(const Run& run, const RowBlock& block, const Spl
 
 // What moe_layer does before its products.
 struct Before {
-  bool group = false, route = false;  // route only with group
+  bool group = false, route = false, splits = false;  // the others only with group
   RouteArgs routing;
 };
 
 // Routes and groups few rows. Afterwards all threads see what is in `few`; of rows that are routed here the
 // weights are scores yet. (Unused where moe_layer is empty.)
 [[maybe_unused]] __device__ inline void prepare_few(const MoeDecodeArgs& a, const Before& before,
-                                                    const FewScratch& scratch, FewRows& few) {
+                                                    const FewScratch& scratch, FewRows& few,
+                                                    __nv_bfloat16* few_x) {
   const int thread = static_cast<int>(threadIdx.x), chosen = a.shape.chosen;
   if (before.route) {
     choose_few(before.routing, scratch, few);
   } else if (thread < a.tokens * chosen) {
     few.ids[thread] = a.ids[thread / chosen * a.ids_stride + thread % chosen];
     few.weights[thread] = a.weights[thread / chosen * a.weights_stride + thread % chosen];
+  }
+  const int first = before.route ? a.tokens * 32 : 0;  // of the threads that do not choose
+  if (few_x != nullptr && thread >= first) {
+    const int d = a.shape.model_chunks() * kChunkColumns;
+#pragma unroll 1
+    for (int t = 0; t < a.tokens; ++t, few_x += 2 * d) {
+#pragma unroll 4
+      for (int c = (thread - first) * 4; c < d; c += (kThreads - first) * 4) {
+        const float4 x =
+            c < a.shape.model ? *reinterpret_cast<const float4*>(a.x + t * a.x_stride + c) : float4{};
+        uint2 high, low;
+        split(x.x, x.y, high.x, low.x);
+        split(x.z, x.w, high.y, low.y);
+        __nv_bfloat16* const to = few_x + operand_place(a.shape.kind, c);
+        *reinterpret_cast<uint2*>(to) = high, *reinterpret_cast<uint2*>(to + d) = low;
+      }
+    }
   }
   __syncthreads();
   group_few(a.shape, a.tokens, scratch.tiles, few);
@@ -88,7 +106,9 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     barrier_init_fence();
   }
   FewRows& few = *reinterpret_cast<FewRows*>(shared + Layout::kFewRows);
-  const Groups groups{w, a, few, Layout::kGroups && before.group};
+  __nv_bfloat16* const few_x =
+      Layout::kGroups && before.splits ? reinterpret_cast<__nv_bfloat16*>(shared + Layout::kFewX) : nullptr;
+  const Groups groups{w, a, few, Layout::kGroups && before.group, few_x};
   const Handed handed = handed_at(a.handed, a.shape, a.tokens);
   if (groups.are_few) {
     const FewScratch scratch(shared + Layout::kSums, a);
@@ -99,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 1) moe_layer(MoeDecodeArgs a, Worksp
     if (threadIdx.x < kFewRows / 32) few.begins[threadIdx.x] = few.wide[threadIdx.x] = 0;
     dependency_wait();
     dependency_launch();
-    prepare_few(a, before, scratch, few);
+    prepare_few(a, before, scratch, few, few_x);
   } else {
     SharedProducts shared_expert(a);
     __syncthreads();
@@ -182,13 +202,16 @@ bool groups_itself(const MoeDecodeArgs& a, int scratch_bytes) {
 template <TileKind kKind, bool kRoomy>
 cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaStream_t stream) {
   using Layout = SharedLayout<kKind, kRoomy>;
-  static_assert(!kRoomy || SharedProducts::kSharedBytes <= Layout::kSumsBytes);
+  static_assert(!kRoomy || SharedProducts::kSharedBytes <= Layout::kSumsBytes + Layout::kFewXBytes);
   if (!kRoomy && args.shared.tiles != nullptr) return cudaErrorInvalidValue;
   const auto kernel = moe_layer<kKind, kRoomy>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   Before before;
-  before.group = Layout::kGroups && groups_itself(args, Layout::kSumsBytes);
+  before.splits = args.tokens * args.shape.model_chunks() * kChunkColumns * 4 <= Layout::kFewXBytes;
+  // Rows of x come to be while others still use the scratch.
+  before.group =
+      Layout::kGroups && groups_itself(args, Layout::kSumsBytes + (before.splits ? 0 : Layout::kFewXBytes));
   before.route = before.group && args.route != nullptr;
   if (before.route) before.routing = *args.route;
   if (error == cudaSuccess && !before.group) error = group_rows(args, false, device.multiprocessors, stream);

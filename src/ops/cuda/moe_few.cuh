@@ -29,6 +29,7 @@ struct Groups {
   const MoeDecodeArgs& args;
   const FewRows& few;
   bool are_few;
+  const __nv_bfloat16* few_x;  // like w.x, in shared memory; null: they are in args.x
 
   __device__ int blocks() const { return are_few ? few.blocks : *w.blocks; }
   __device__ RowBlock block(int i) const { return are_few ? few.block[i] : w.block[i]; }

@@ -121,14 +121,19 @@ struct Ring {
 // tasks. Where it has no room for many, few rows are not grouped here.
 template <TileKind kKind, bool kRoomy>
 struct SharedLayout {
-  static constexpr int kStages = kRoomy ? 2 * kHeld : kHeld, kBuffers = kRoomy ? 8 : 3;
+  static constexpr int kStages = kRoomy ? 2 * kHeld : kHeld, kBuffers = kRoomy ? 4 : 3;
   static constexpr bool kGroups = kRoomy;
   static constexpr int kStageBytes = kWarps * chunk_bytes(kKind);
   static constexpr int kBufferBytes = kWarps * kMaxTiles * 32 * 16;
   static constexpr int kSums = kStages * kStageBytes, kSumsBytes = kBuffers * kBufferBytes;
-  static constexpr int kBarriers = kSums + kSumsBytes;
-  static constexpr int kFewRows = kBarriers + 2 * (kStages + kBuffers) * 8;
-  static constexpr int kBytes = kFewRows + (kGroups ? static_cast<int>(sizeof(FewRows)) : 0);
+  static constexpr int kBarrierBytes = 2 * (kStages + kBuffers) * 8;
+  static constexpr int kFewBytes = kGroups ? static_cast<int>(sizeof(FewRows)) : 0;
+  // Few rows of x that fit are split by warps that do not route.
+  static constexpr int kFewX = kSums + kSumsBytes;
+  static constexpr int kFewXBytes =
+      kRoomy ? (kMaxSharedBytes - kFewX - kBarrierBytes - kFewBytes) / 128 * 128 : 0;
+  static constexpr int kBarriers = kFewX + kFewXBytes, kFewRows = kBarriers + kBarrierBytes;
+  static constexpr int kBytes = kFewRows + kFewBytes;
   // Else a finisher could take a buffer for full that is not yet, but was not empty either.
   static_assert(kBuffers >= kFinishers);
 };

@@ -209,10 +209,12 @@ __device__ inline void multiply_run(const MoeDecodeArgs& a, const Workspace& w, 
       rows[n] = handed.h + ((block.first + row) * int64_t{2} + g % 2) * a.shape.width_chunks() * 64;
     } else {
       const int64_t t = groups.row_token(block.first + row);
-      rows[n] = groups.are_few ? static_cast<const void*>(a.x + t * a.x_stride) : w.x + (t * 2 + g % 2) * d;
+      rows[n] = groups.are_few && groups.few_x == nullptr
+                    ? static_cast<const void*>(a.x + t * a.x_stride)
+                    : (groups.are_few ? groups.few_x : w.x) + (t * 2 + g % 2) * d;
     }
   }
-  const bool are_floats = groups.are_few && !run.down;
+  const bool are_floats = groups.are_few && groups.few_x == nullptr && !run.down;
   uint32_t b[kHeld][kTiles][16] = {};
   auto load = [&](int row) {
     if (run.down) {
