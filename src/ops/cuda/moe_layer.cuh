@@ -121,7 +121,7 @@ struct Ring {
 // tasks. Where it has no room for many, few rows are not grouped here.
 template <TileKind kKind, bool kRoomy>
 struct SharedLayout {
-  static constexpr int kStages = kRoomy ? 2 * kHeld : kHeld, kBuffers = kRoomy ? 4 : 3;
+  static constexpr int kStages = kRoomy ? 2 * kHeld : kHeld, kBuffers = kRoomy ? 5 : 3;
   static constexpr bool kGroups = kRoomy;
   static constexpr int kStageBytes = kWarps * chunk_bytes(kKind);
   static constexpr int kBufferBytes = kWarps * kMaxTiles * 32 * 16;
