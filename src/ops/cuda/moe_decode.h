@@ -3,11 +3,10 @@
 // before more of them runs one small kernel that does it. For many rows an expert, and for any number in
 // BF16: moe_many.h.
 //
-// Arithmetic: W4A16. A weight (code times block scale; of q4 the code, and the scale goes on the block's sum)
-// is exact in bfloat16; an activation goes in as the sum
-// of two bfloat16 numbers, of which the second is what the first lost (16 bits of mantissa in all); products
-// and sums are float32; the tensor scale is applied to the sum. The activation between the two products
-// likewise.
+// Arithmetic: W4A16. A weight (code times block scale; of q4 the code, whose scale goes on the block's sum)
+// is exact in bfloat16; an activation goes in as the sum of two bfloat16 numbers, of which the second is what
+// the first lost (16 bits of mantissa in all); products and sums are float32; the tensor scale is applied to
+// the sum. The activation between the two products likewise.
 //
 // Invariance: a row's sums run over K in one order (up to eight parts of K, each in order, then their sum),
 // whatever the rows beside it; the experts of a token are added in the order of a.
