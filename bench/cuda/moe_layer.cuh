@@ -59,15 +59,14 @@ struct Layer {
 
   Layer(MoeShape s, uint64_t seed) : shape(has_wgmma() ? with_many(s) : s) {
     auto matrix = [&](int64_t n, int64_t k) {
-      const bool is_plain = s.kind == TileKind::kBF16;
-      const int64_t scale_bytes = n * k / block_columns(s.kind) * block_scale_bytes(s.kind);
-      const int64_t bytes = is_plain ? n * k * 2 : n * k / 2;
-      uint8_t *codes = device<uint8_t>(bytes), *scales = device<uint8_t>(scale_bytes);
-      if (is_plain) {  // 2^-15 to 2, either sign, as scales are
-        fill_scales<<<1024, 256>>>(s.kind, codes, bytes, seed += 1ull << 40);
-      } else {
-        fill_codes<<<1024, 256>>>(codes, bytes, seed += 1ull << 40);
+      if (s.kind == TileKind::kBF16) {
+        uint8_t* codes = device<uint8_t>(n * k * 2);
+        fill_scales<<<1024, 256>>>(s.kind, codes, n * k * 2, seed += 1ull << 40);
+        return DiskMatrix{codes, nullptr};
       }
+      const int64_t scale_bytes = n * k / block_columns(s.kind) * block_scale_bytes(s.kind);
+      uint8_t *codes = device<uint8_t>(n * k / 2), *scales = device<uint8_t>(scale_bytes);
+      fill_codes<<<1024, 256>>>(codes, n * k / 2, seed += 1ull << 40);
       fill_scales<<<1024, 256>>>(s.kind, scales, scale_bytes, seed += 1ull << 40);
       return DiskMatrix{codes, scales};
     };

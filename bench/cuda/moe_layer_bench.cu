@@ -262,6 +262,7 @@ int measure_crossovers(const char* device_name, int count, char** layers) {
         s.chosen > s.experts)
       return std::fprintf(stderr, "wanted E,A,D,I,FORMAT, found %s\n", layers[i]), 1;
     if (!kind_of(format, s.kind)) return 1;
+    if (s.kind == TileKind::kBF16) return std::fprintf(stderr, "BF16 has the kernels for many alone\n"), 1;
     Layer layer(s, 79);
     std::mt19937 random(7);
     int most_few = 15;  // or the most of these tokens where it is not slower
@@ -299,6 +300,7 @@ int main(int argc, char** argv) {
     CHECK(cudaStreamCreate(&stream));
     return measure_crossovers(p.name, argc - 2, argv + 2);
   }
+  if (kind == TileKind::kBF16 && !has_wgmma()) return std::fprintf(stderr, "BF16 wants wgmma\n"), 1;
   std::fprintf(text, "%s, sm_%d%d, %d SMs, L2 %.0f MB\n", p.name, p.major, p.minor, p.multiProcessorCount,
                p.l2CacheSize / 1e6);
   CHECK(cudaStreamCreate(&stream));

@@ -72,7 +72,16 @@ constexpr std::array kModels = {Shapes{"laguna-s-2.1", kLagunaS, "num_experts", 
                                 Shapes{"laguna-xs.2", kLagunaXs, "num_experts", 64},
                                 Shapes{"glm-5.3-flash", kGlmFlash, "n_routed_experts", 0}};
 
-constexpr std::string_view kFormatQ4 = "format=q4", kFormatBF16 = "format=bf16";
+// Of routed experts.
+constexpr std::pair<std::string_view, MatrixFormat> kFormats[] = {{"format=nvfp4", MatrixFormat::kNvfp4},
+                                                                  {"format=q4", MatrixFormat::kQ4},
+                                                                  {"format=bf16", MatrixFormat::kBF16}};
+std::optional<MatrixFormat> format_of(std::string_view option) {
+  for (const auto& [name, format] : kFormats) {
+    if (option == name) return format;
+  }
+  return std::nullopt;
+}
 
 // "NAME=N" with N from `low` to `high`.
 std::optional<int64_t> value_of(std::string_view option, std::string_view name, int64_t low, int64_t high) {
@@ -98,9 +107,9 @@ std::vector<std::string_view> split(std::string_view text, char by) {
 }  // namespace
 
 MatrixFormat synthetic_format(const std::string& model) {
-  const std::vector<std::string_view> parts = split(model, ':');
-  if (std::ranges::find(parts, kFormatQ4) != parts.end()) return MatrixFormat::kQ4;
-  return std::ranges::find(parts, kFormatBF16) != parts.end() ? MatrixFormat::kBF16 : MatrixFormat::kNvfp4;
+  MatrixFormat format = MatrixFormat::kNvfp4;
+  for (std::string_view option : split(model, ':')) format = format_of(option).value_or(format);
+  return format;
 }
 
 Result<ModelSpec> synthetic_spec(const std::string& model) {
@@ -123,7 +132,7 @@ Result<ModelSpec> synthetic_spec(const std::string& model) {
       layers = *n;
     } else if (const auto e = value_of(parts[i], "experts", chosen, most_experts)) {
       experts = *e;
-    } else if (parts[i] != "format=nvfp4" && parts[i] != kFormatQ4 && parts[i] != kFormatBF16) {
+    } else if (!format_of(parts[i])) {
       return user_error(
           "model '{}': '{}': wanted layers=N of 1 to {}, experts=N of {} to {}, or format=nvfp4, q4 or bf16",
           model, parts[i], most_layers, chosen, most_experts);

@@ -162,6 +162,7 @@ TEST(Synthetic, ExpertsInQ4GiveOutputsOfUnitVariance) {
   const auto weights = SyntheticWeights::make(small_spec(model), model, copied(Bytes::kShared)).value();
   const Matrix m = weights->matrix("model.layers.1.mlp.experts.3.up_proj", 512, 2048).value();
   EXPECT_EQ(m.format, MatrixFormat::kQ4);
+  EXPECT_EQ(synthetic_format(model + ":format=bf16"), MatrixFormat::kBF16);  // the last one
   std::vector<float> row(2048);
   double squares = 0;
   for (int64_t n = 0; n < 64; ++n) {

@@ -96,9 +96,9 @@ std::vector<std::string> choices(const Device& device, const std::string& tensor
     for (const auto& [layer, tokens] : paths.crossovers)
       lines.push_back(fmt::format("{}: wgmma for more than {} rows (measured)", one_line(layer), tokens));
     if (why.empty() && paths.path != "portable" && paths.path != "many") {
-      lines.push_back(
-          fmt::format("a shared expert's last product in BF16: in the routed experts' launch for {}",
-                      rows_where([](int64_t rows) { return can_join_experts(TileKind::kBF16, rows); })));
+      lines.push_back(fmt::format(
+          "a shared expert's last product in BF16: in the launch of routed experts of 4 bits for {}",
+          rows_where([](int64_t rows) { return can_join_experts(TileKind::kBF16, rows); })));
     }
     lines.emplace_back("routed experts in other formats: float32 kernels, none on tensor cores");
   }

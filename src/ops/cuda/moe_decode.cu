@@ -38,7 +38,8 @@ __device__ inline void load_run(const Run& run, const RowBlock& block, const Spl
 
 // What moe_layer does before its products.
 struct Before {
-  bool group = false, route = false, splits = false;  // the others only with group
+  bool group = false, route = false;  // route only with group
+  bool splits = false;                // where it groups: rows of x fit in shared memory
   RouteArgs routing;
 };
 
@@ -208,7 +209,8 @@ cudaError_t launch_layer(const MoeDecodeArgs& args, const Device& device, cudaSt
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout::kBytes);
   Before before;
-  before.splits = args.tokens * args.shape.model_chunks() * kChunkColumns * 4 <= Layout::kFewXBytes;
+  before.splits = args.tokens * args.shape.model_chunks() * kChunkColumns * 4 <= Layout::kFewXBytes &&
+                  few_rows_scratch(args) <= Layout::kSumsBytes;
   // Rows of x come to be while others still use the scratch.
   before.group =
       Layout::kGroups && groups_itself(args, Layout::kSumsBytes + (before.splits ? 0 : Layout::kFewXBytes));

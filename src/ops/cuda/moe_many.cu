@@ -441,9 +441,12 @@ cudaError_t moe_many(const MoeDecodeArgs& args, int multiprocessors, cudaStream_
       return launch<TileKind::kNvfp4>(args, multiprocessors, stream);
     case TileKind::kMxfp4:
       return launch<TileKind::kMxfp4>(args, multiprocessors, stream);
-    default:
+    case TileKind::kQ4:
       return launch<TileKind::kQ4>(args, multiprocessors, stream);
+    case TileKind::kBF16In12:
+      break;
   }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace nibble::cuda

@@ -3,12 +3,10 @@
 //
 // A chunk holds 2 x 16 weight rows by 128 columns: of gate and up, 16 rows of each; of down, 32 rows. Its
 // bytes:
-//   codes   [2 tiles][2 halves][32 lanes][16 bytes]   lane = 4 * g + q; half h: row 8 h + g of the tile,
-//   columns
-//                                                     32 q .. 32 q + 31, as four words of eight codes
-//   scales  [2 tiles][32 lanes][scale bytes]          of row g, then of row g + 8: the block scales of those
-//   columns
-//                                                     (NVFP4: place_scale; MXFP4: the exponent)
+//   codes   [2 tiles][2 halves][32 lanes][16 bytes]: lane = 4 * g + q; half h: row 8 h + g of the tile,
+//           columns 32 q .. 32 q + 31, as four words of eight codes
+//   scales  [2 tiles][32 lanes][scale bytes]: of row g, then of row g + 8, the block scales of those columns
+//           (NVFP4: place_scale; MXFP4: the exponent)
 // A lane of an m16n8k16 product thus finds its own operand in 16-byte loads; that the columns of a product
 // are permuted is free, for both operands are permuted alike. All chunks of a pair of tiles lie one after the
 // other along K, so that a warp reads one contiguous stream.

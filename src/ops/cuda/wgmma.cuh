@@ -71,10 +71,10 @@ __device__ inline void cluster_barrier() {
 #define NIBBLE_R8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define NIBBLE_R16 NIBBLE_R8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define NIBBLE_R32 NIBBLE_R16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NIBBLE_R64                                                       \
-  NIBBLE_R32                                                             \
-      ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
-      ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NIBBLE_R64                                                   \
+  NIBBLE_R32                                                         \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+  ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NIBBLE_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define NIBBLE_C8(i) NIBBLE_C4(i), NIBBLE_C4(i + 4)
 #define NIBBLE_C16(i) NIBBLE_C8(i), NIBBLE_C8(i + 8)
@@ -103,5 +103,14 @@ NIBBLE_WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 NIBBLE_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 NIBBLE_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 #undef NIBBLE_WGMMA
+#undef NIBBLE_R8
+#undef NIBBLE_R16
+#undef NIBBLE_R32
+#undef NIBBLE_R64
+#undef NIBBLE_C4
+#undef NIBBLE_C8
+#undef NIBBLE_C16
+#undef NIBBLE_C32
+#undef NIBBLE_C64
 
 }  // namespace nibble::cuda

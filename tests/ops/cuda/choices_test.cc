@@ -36,7 +36,7 @@ TEST(Choices, FollowTheDevice) {
     EXPECT_TRUE(has(hopper, fmt::format("\nrouted experts in {}: tensor cores", what))) << hopper;
   }
   EXPECT_TRUE(has(hopper, "up to 8 rows are routed and grouped in the same launch")) << hopper;
-  EXPECT_TRUE(has(hopper, "in the routed experts' launch for 5 to 64 rows")) << hopper;
+  EXPECT_TRUE(has(hopper, "in the launch of routed experts of 4 bits for 5 to 64 rows")) << hopper;
   EXPECT_TRUE(has(gb10, "products with BF16: float32 kernels: a block needs 232448 bytes")) << gb10;
   EXPECT_TRUE(has(gb10, "routed experts in NVFP4: tensor cores")) << gb10;
   EXPECT_TRUE(has(gb10, "too little for routing and grouping few rows")) << gb10;
