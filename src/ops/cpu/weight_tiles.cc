@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/numbers.h"
 #include "ops/cpu/kernels.h"
+#include "quant/split_format.h"
 
 namespace nibble::cpu {
 namespace {
@@ -69,32 +70,16 @@ void repack_row(MatrixFormat format, const uint8_t* blocks, int64_t k, uint8_t* 
 
 std::optional<MatrixFormat> tile_format(MatrixFormat format) {
   using enum MatrixFormat;
-  switch (format) {
-    case kNvfp4:
-    case kGgufNvfp4:
-      return kNvfp4;
-    case kMxfp4:
-    case kGgufMxfp4:
-      return kMxfp4;
-    case kQ4:
-    case kGgufQ4_0:
-      return kQ4;
-    default:
-      return std::nullopt;
-  }
+  const MatrixFormat split = split_format(format);
+  if (split == kNvfp4 || split == kMxfp4 || split == kQ4) return split;
+  return std::nullopt;
 }
 
 bool can_be_tiles(const Matrix& matrix) {
   constexpr uint8_t kMost = 127 + 118;
   const std::optional<MatrixFormat> format = tile_format(matrix.format);
   if (format != MatrixFormat::kMxfp4) return format.has_value();
-  // One for each 32 columns: apart, or the first byte of each GGUF block.
-  const bool is_gguf = matrix.format == MatrixFormat::kGgufMxfp4;
-  const auto* scales = static_cast<const uint8_t*>(is_gguf ? matrix.codes : matrix.scales);
-  const int64_t step = is_gguf ? matrix_format_info(matrix.format).group_bytes : 1;
-  uint8_t largest = 0;
-  for (int64_t i = 0; i < matrix.n * (matrix.k / 32); ++i) largest = std::max(largest, scales[i * step]);
-  return largest <= kMost;
+  return mxfp4_scale_range(matrix).most <= kMost;
 }
 
 int64_t tile_bytes(MatrixFormat format, int64_t n, int64_t k) {

@@ -6,17 +6,10 @@
 #include <cstdint>
 
 #include "ops/cuda/moe_tiles.h"
-#include "quant/matrix.h"
+#include "quant/split_format.h"
 
 namespace nibble::cuda {
 
-// What a matrix of such blocks is in when it is split; of any other its own format.
-constexpr MatrixFormat split_format(MatrixFormat format) {
-  using enum MatrixFormat;
-  if (format == kGgufNvfp4) return kNvfp4;
-  if (format == kGgufMxfp4) return kMxfp4;
-  return format == kGgufQ4_0 ? kQ4 : format;
-}
 constexpr bool can_split(MatrixFormat format) { return split_format(format) != format; }
 
 // A block is its scales, then for each of them the codes of its columns, of which byte j holds the column j

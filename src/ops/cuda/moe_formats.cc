@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "ops/cuda/gguf_split.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/moe_decode.h"
@@ -61,15 +59,7 @@ std::string why_no_tiles(const Device& device) { return why_not_on(device, kMaxS
 
 std::string why_not_tiles(const Matrix& m) {
   if (split_format(m.format) != MatrixFormat::kMxfp4) return "";
-  // Apart, or the first byte of each block.
-  const bool is_gguf = can_split(m.format);
-  const auto* scales = static_cast<const uint8_t*>(is_gguf ? m.codes : m.scales);
-  const int64_t step = is_gguf ? matrix_format_info(m.format).group_bytes : 1;
-  uint8_t least = 255, most = 0;
-  for (int64_t i = 0; i < matrix_scale_bytes(MatrixFormat::kMxfp4, m.n, m.k); ++i) {
-    least = std::min(least, scales[i * step]);
-    most = std::max(most, scales[i * step]);
-  }
+  const auto [least, most] = mxfp4_scale_range(m);
   if (least >= kLeastExponent && most <= kMostExponent) return "";
   return fmt::format("block scales outside of 2^{} to 2^{}", kLeastExponent - 127, kMostExponent - 127);
 }

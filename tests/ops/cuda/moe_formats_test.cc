@@ -37,7 +37,7 @@ TEST(SharedMemory, ExpertsFitSmallerDevices) {
   Random random(71);
   using enum MatrixFormat;
   for (MatrixFormat format : {kNvfp4, kMxfp4, kQ4, kGgufNvfp4, kGgufMxfp4, kGgufQ4_0}) {
-    TestMatrix gate(random, format, 64, 64), up(random, cuda::split_format(format), 64, 64),
+    TestMatrix gate(random, format, 64, 64), up(random, split_format(format), 64, 64),
         down(random, format, 64, 64);
     const std::array experts = {ExpertWeights{.gate = gate.matrix, .up = up.matrix, .down = down.matrix}};
     EXPECT_EQ(cuda::why_not_packed(experts, kHopper, {}), "");
@@ -65,6 +65,7 @@ TEST(Capability, NothingIsOnTensorCoresBelow9) {
   for (const cuda::Device& device : {kAmpere, kHopperWithCodeForAmpere}) {
     EXPECT_EQ(cuda::why_no_tiles(device), kWhy);
     EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kNvfp4, device, {}), kWhy);
+    EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kMxfp4, device, {}), kWhy);
     EXPECT_EQ(cuda::why_no_packing(MatrixFormat::kQ4, device, {}), kWhy);
   }
   EXPECT_NE(cuda::why_no_tiles({.compiled_for = 89, .shared_bytes = 227 << 10}), "");
