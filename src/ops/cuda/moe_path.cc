@@ -32,7 +32,7 @@ std::string crossover_key(const std::string& device, const MoeShape& s) {
 
 MoeShape MoePaths::choose(MoeShape shape, int64_t chosen) const {
   shape.chosen = static_cast<int>(chosen);
-  if (shape.kind == TileKind::kBF16) return with_many(shape);
+  if (shape.kind == TileKind::kBF16) return with_many(shape);  // whatever a file of crossovers says
   if (path == "many") shape.most_few = 0;
   if (path != "auto" || !has_wgmma) return shape;
   shape = with_many(shape);

@@ -54,8 +54,11 @@ TEST(Experts, InBF16WantTheKernelsForMany) {
   EXPECT_EQ(cuda::why_no_packing(kBF16, kHopper, {}), "in BF16, whose kernels want wgmma");
   EXPECT_EQ(cuda::why_no_packing(kBF16, kHopper, {.path = "few", .has_wgmma = true}),
             "in BF16, whose kernels are those for many");
-  const cuda::MoeShape shape = {.experts = 256, .kind = cuda::TileKind::kBF16};
-  EXPECT_EQ(cuda::MoePaths{.has_wgmma = true}.choose(shape, 10).most_few, 0);
+  const cuda::MoeShape shape = {.experts = 256, .chosen = 10, .kind = cuda::TileKind::kBF16};
+  cuda::MoePaths paths = {.has_wgmma = true};
+  EXPECT_EQ(paths.choose(shape, 10).most_few, 0);
+  paths.crossovers = {{cuda::crossover_key("", shape), 96}};
+  EXPECT_EQ(paths.choose(shape, 10).most_few, 0);
 }
 
 // Whatever memory they have: there the kernels are empty.
